@@ -1,0 +1,37 @@
+# Every target makes its own .venv and installs what it needs.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help demo test check check-all lint bench clean
+help:  ## Show the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(READY)
+
+demo: $(READY)  ## Compare eight methods on scikit-learn's digits and write report.html
+	$(BIN)/python -m fedtailor.report.demo report.html
+
+test: $(READY)  ## Run the fast tests
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+lint: $(READY)  ## Format check, lint, types, import directions
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+check: lint test  ## What CI runs
+
+check-all: lint $(READY)  ## Every test, slow ones too
+	$(BIN)/python -m pytest -n 2
+
+bench: $(READY)  ## Speed and memory, as ratios to bare PyTorch in the same run
+	$(BIN)/python -m benchmarks.run
+
+clean:  ## Remove what the targets made
+	rm -rf .venv report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,94 @@
+"""fedtailor: personalised federated learning, each method tested against its equations.
+
+The names below are loaded when first used, so that ``import fedtailor`` is quick and starts nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedtailor import models, tree
+    from fedtailor.algorithms import (
+        Algorithm,
+        Ditto,
+        FedAvg,
+        FedAvgFT,
+        FedCLUP,
+        FedProx,
+        FedProxPersonal,
+        Limit,
+        Local,
+        PFedMe,
+        Round,
+    )
+    from fedtailor.data import Federation, Work
+    from fedtailor.engine.compare import Comparison, compare
+    from fedtailor.engine.run import run
+    from fedtailor.laws import check_algorithm
+    from fedtailor.local import SGD, Adam, descend, linear, prox, scan
+    from fedtailor.local.schedule import Cosine, Exponential, Harmonic, Milestones
+    from fedtailor.runs.history import Run
+    from fedtailor.task import Task
+
+_METHODS = ("Ditto", "FedAvg", "FedAvgFT", "FedCLUP", "FedProx", "FedProxPersonal", "Local", "PFedMe")
+_HOMES = {
+    "fedtailor": ("models", "tree"),
+    "fedtailor.algorithms": ("Algorithm", "Limit", "Round", *_METHODS),
+    "fedtailor.data": ("Federation", "Work"),
+    "fedtailor.engine.compare": ("Comparison", "compare"),
+    "fedtailor.engine.run": ("run",),
+    "fedtailor.laws": ("check_algorithm",),
+    "fedtailor.local": ("SGD", "Adam", "descend", "linear", "prox", "scan"),
+    "fedtailor.local.schedule": ("Cosine", "Exponential", "Harmonic", "Milestones"),
+    "fedtailor.runs.history": ("Run",),
+    "fedtailor.task": ("Task",),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__version__ = "0.1.0"
+__all__ = [
+    "SGD",
+    "Adam",
+    "Algorithm",
+    "Comparison",
+    "Cosine",
+    "Ditto",
+    "Exponential",
+    "FedAvg",
+    "FedAvgFT",
+    "FedCLUP",
+    "FedProx",
+    "FedProxPersonal",
+    "Federation",
+    "Harmonic",
+    "Limit",
+    "Local",
+    "Milestones",
+    "PFedMe",
+    "Round",
+    "Run",
+    "Task",
+    "Work",
+    "check_algorithm",
+    "compare",
+    "descend",
+    "linear",
+    "models",
+    "prox",
+    "run",
+    "scan",
+    "tree",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'fedtailor' has no attribute {name!r}")
+    return import_module(f"fedtailor.{name}") if home == "fedtailor" else getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,154 @@
+"""The interface of a method: six pure functions over trees, hyper-parameters in the fields.
+
+**shared** goes down to every client of the round; **upload** comes back; **personal** never leaves the client;
+**server** never leaves the server. A delta is new - old, always.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from fedtailor.data.batches import Work
+from fedtailor.errors import InvalidArgument
+from fedtailor.local import SGD, Optimizer, Schedule
+from fedtailor.local.schedule import at
+from fedtailor.server.reduce import Reduce, mean
+from fedtailor.task import Task
+
+Tree = Any
+
+
+@dataclass(frozen=True)
+class Round:
+    """What everyone knows about the round under way.
+
+    ``mass`` is (clients/cohort) * (sum of the cohort's weights p_i): one unless weights and turnout are both uneven.
+    """
+
+    number: int = 0
+    rounds: int = 1
+    clients: int = 1
+    cohort: int = 1
+    mass: float = 1.0
+
+    @property
+    def turnout(self) -> float:
+        return self.cohort / self.clients
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A reduction that must hold: with ``change`` this method is ``equals`` (fields they have in common carried over).
+
+    ``compares`` says what coincides: ``personal`` (every client's predictions) or ``shared``. ``exact`` asks for equal bits.
+    """
+
+    change: Mapping[str, Any]
+    equals: str
+    compares: str = "personal"
+    exact: bool = True
+    also: Mapping[str, Any] = field(default_factory=dict)  # fields set on the other method
+
+
+def param(default: Any, **bounds: float) -> Any:
+    """A field with bounds: ``ge``, ``gt``, ``le``, ``lt``. None is let through where it is the default."""
+    return field(default=default, metadata=bounds)
+
+
+_RULES = {
+    "ge": (lambda v, b: v >= b, "at least"),
+    "gt": (lambda v, b: v > b, "greater than"),
+    "le": (lambda v, b: v <= b, "at most"),
+    "lt": (lambda v, b: v < b, "less than"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm(ABC):
+    """A federated method. State is only ever in the arguments; a subclass is final.
+
+    ``lr`` may be a schedule; ``steps`` or ``epochs`` is local work per round (one epoch if neither is given); ``opt``
+    holds momentum, weight decay or Adam; ``radius`` projects local iterates on a ball about zero after every step.
+    """
+
+    lr: float | Schedule = param(0.1, gt=0)
+    steps: int | Literal["theory"] | None = param(None, ge=1)  # "theory" where the method's paper gives step sizes
+    epochs: int | None = param(None, ge=1)
+    opt: Optimizer = field(default_factory=SGD)
+    radius: float | None = param(None, gt=0)
+
+    reduce: ClassVar[Reduce] = mean
+    roll_call: ClassVar[bool] = False  # True: round 0 visits every client
+    has_theory: ClassVar[bool] = False  # True: steps="theory" is resolved before the run (theory/rates.py)
+    limits: ClassVar[tuple[Limit, ...]] = ()
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if not f.metadata or (value is None and f.default is None) or isinstance(value, (Schedule, str)):
+                continue
+            whole = "int" in str(f.type) and "float" not in str(f.type)
+            if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or value != value:
+                kind = "a whole number" if whole else "a number"
+                raise InvalidArgument(f"{type(self).__name__}: {f.name} must be {kind}, not {value!r}")
+            for rule, bound in f.metadata.items():
+                holds, words = _RULES[rule]
+                if not holds(value, bound):
+                    raise InvalidArgument(f"{type(self).__name__}: {f.name} must be {words} {bound}, not {value!r}")
+        if isinstance(self.steps, str) and (self.steps != "theory" or not self.has_theory):
+            known = "a whole number or 'theory'" if self.has_theory else "a whole number"
+            raise InvalidArgument(f"{type(self).__name__}: steps must be {known}, not {self.steps!r}")
+        if self.steps is not None and self.epochs is not None:
+            raise InvalidArgument(f"{type(self).__name__}: give steps or epochs, not both")
+
+    # -- what an engine needs to know before it calls -------------------------------------------------------------
+    def work(self) -> Mapping[str, Work]:
+        """Local work by phase: ``train`` for ``client_update``, ``personalize``, and any further phase (``data[name]``)."""
+        return {"train": amount(self.steps, self.epochs)}
+
+    def optimizer(self, rnd: Round | None = None, lr: float | Schedule | None = None) -> Optimizer:
+        """``opt`` with the round's step size: of the method's ``lr`` unless another is given.
+
+        Outside the rounds (``personalize``) a schedule counts as at its start.
+        """
+        return self.opt.using(at(self.lr if lr is None else lr, rnd.number if rnd else 0), self.radius)
+
+    # -- the six methods --------------------------------------------------------------------------------------------
+    @abstractmethod
+    def init_server(self, task: Task) -> tuple[Tree, Tree]:
+        """(shared, server) before the first round."""
+
+    def init_client(self, task: Task, shared: Tree, data: Any) -> Tree:
+        """The personal state of a client that is sampled for the first time; {} = stateless."""
+        return {}
+
+    @abstractmethod
+    def client_update(self, task: Task, shared: Tree, personal: Tree, data: Any, rnd: Round) -> tuple[Tree, Tree]:
+        """(upload, personal) after local work."""
+
+    @abstractmethod
+    def server_update(self, task: Task, shared: Tree, server: Tree, upload: Tree, rnd: Round) -> tuple[Tree, Tree]:
+        """(shared, server) for the next round; ``upload`` is what ``reduce`` made of the cohort's."""
+
+    def personalize(self, task: Task, shared: Tree, personal: Tree, data: Any) -> Tree:
+        """What a client prepares before it predicts; never uploaded, never kept for the next round."""
+        return personal
+
+    @abstractmethod
+    def predict(self, task: Task, shared: Tree, personal: Tree, x: Tensor) -> Tensor:
+        """Logits (or the prediction, in regression) of a client."""
+
+
+def amount(steps: int | str | None, epochs: int | None, default: int = 1, same_batch: bool = False) -> Work:
+    """Work from the two fields; ``default`` epochs if neither is given."""
+    if steps is None and epochs is None:
+        epochs = default
+    if isinstance(steps, str):
+        raise InvalidArgument("the theory's steps are known only once there are data; use ft.run")
+    return Work(steps, epochs, same_batch)

@@ -1,0 +1,158 @@
+"""Local work as batches: which rows a client uses in which step, and the batches themselves.
+
+``indices`` decides the rows for many clients at once, from (seed, round, client, phase) alone. ``Batches`` is one
+client's work, sliced as it is walked through (loop engine); ``stacked`` is that of many clients, padded and masked
+(vectorized engine). Both carry the same rows in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedtailor.data import rng
+from fedtailor.errors import InvalidArgument
+
+
+@dataclass(frozen=True)
+class Work:
+    """How much a client does in one phase of a round: steps, or epochs (passes over its rows).
+
+    ``same_batch`` draws one batch and takes every step on it (CLUP Algorithm 2).
+    """
+
+    steps: int | None = None
+    epochs: int | None = None
+    same_batch: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.epochs is None):
+            raise InvalidArgument("local work is given either in steps or in epochs; give exactly one of them")
+        if self.same_batch and self.steps is None:
+            raise InvalidArgument("same_batch needs the number of steps; give steps=")
+
+    def count(self, sizes: NDArray[np.int64], batch_size: int | None) -> NDArray[np.int64]:
+        """Steps of each client."""
+        per_epoch = np.ones_like(sizes) if batch_size is None else -(-sizes // batch_size)
+        return np.full_like(sizes, self.steps) if self.epochs is None else per_epoch * self.epochs
+
+
+def indices(
+    keys: NDArray[np.uint64], sizes: NDArray[np.int64], work: Work, batch_size: int | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows used: index [clients, steps, batch] with -1 where there is no row, and the steps of each client.
+
+    ``keys`` holds one word per client, from (seed, round, client, phase). Every epoch is a fresh permutation cut into
+    consecutive batches (the last may be shorter). A full batch keeps the natural order.
+    """
+    counts = work.count(sizes, batch_size)
+    steps, widest = int(counts.max(initial=0)), int(sizes.max(initial=0))
+    width = widest if batch_size is None else min(batch_size, widest)
+    column = np.arange(width)
+    if width == widest and (batch_size is None or int(sizes.max()) <= batch_size):
+        rows = np.where(column < sizes[:, None], column, -1)[:, None, :]
+        index = np.broadcast_to(rows, (len(sizes), steps, width))
+        active = np.arange(steps) < counts[:, None]
+        return (index if active.all() else np.where(active[:, :, None], index, -1)), counts
+    assert batch_size is not None
+    per_epoch = -(-sizes // batch_size)  # batches per epoch
+    drawn = 1 if work.same_batch else int(np.max(-(-counts // per_epoch), initial=1))
+    order = permutations(keys, sizes, drawn)  # [clients, epochs, widest], -1 past a client's size
+    if work.same_batch:
+        return np.broadcast_to(order[:, :, :width], (len(sizes), steps, width)), counts
+    longest = int(per_epoch.max())
+    padded = np.full((len(sizes), drawn, longest * batch_size), -1)
+    padded[:, :, :widest] = order
+    if (per_epoch == longest).all():
+        index = padded.reshape(len(sizes), drawn * longest, batch_size)[:, :steps, :width]
+        if (counts == steps).all():
+            return index, counts
+    step = np.arange(steps)
+    epoch, place = step // per_epoch[:, None], step % per_epoch[:, None]  # [clients, steps]
+    active = step < counts[:, None]
+    start = np.where(active, epoch, 0) * (longest * batch_size) + place * batch_size
+    flat = padded.reshape(len(sizes), -1)
+    index = np.take_along_axis(flat, (start[:, :, None] + column).reshape(len(sizes), -1), 1).reshape(len(sizes), steps, width)
+    return np.where(active[:, :, None], index, -1), counts
+
+
+def permutations(keys: NDArray[np.uint64], sizes: NDArray[np.int64], epochs: int) -> NDArray[np.int64]:
+    """A permutation of range(size) per client and epoch, [clients, epochs, widest]: sort the rows by random words.
+
+    The row number stands in the low half of its word, so one sort gives the order; past a client's size stands -1.
+    """
+    widest = int(sizes.max(initial=0))
+    row = np.arange(widest, dtype=np.uint64)
+    words = rng.mix(rng.mix(keys[:, None], np.arange(epochs))[:, :, None], row)
+    words &= np.uint64(0xFFFFFFFF00000000)
+    words |= row
+    if (sizes != widest).any():
+        words[np.broadcast_to(np.arange(widest) >= sizes[:, None, None], words.shape)] = np.uint64(2**64 - 1)
+    words.sort(axis=-1)
+    order = (words & np.uint64(0xFFFFFFFF)).astype(np.int64)
+    order[order == 0xFFFFFFFF] = -1
+    return order
+
+
+def step_keys(keys: NDArray[np.uint64], steps: int) -> NDArray[np.int64]:
+    """One word per client and step, for what is random inside a step (dropout, noise)."""
+    return rng.mix(keys[:, None], np.arange(steps), rng.purpose("step")).astype(np.int64)
+
+
+class Batches(Mapping[str, Any]):
+    """One client's batches in one phase. Iterating gives dicts of x, y, key; the last batch is as short as it is.
+
+    As a mapping it shows what a padded client shows: x, y, mask, key with leading axes (steps, batch), ``val`` and the
+    further phases a method declared.
+    """
+
+    def __init__(
+        self, x: Tensor, y: Tensor, index: NDArray[np.int64], keys: NDArray[np.int64], more: Mapping[str, Any] | None = None
+    ) -> None:
+        self._x, self._y, self._index, self._keys = x, y, index, keys
+        self._more = dict(more or {})
+        self._whole = bool(len(index)) and index.strides[0] == 0 and index.shape[1] == len(y)
+        self._views: dict[str, Tensor] = {}
+
+    @property
+    def steps(self) -> int:
+        return len(self._index)
+
+    def batches(self) -> Iterator[dict[str, Tensor]]:
+        keys = torch.from_numpy(self._keys)
+        if self._whole:  # the same full batch every step: no copy
+            for key in keys:
+                yield {"x": self._x, "y": self._y, "key": key}
+            return
+        widths = (self._index >= 0).sum(1)
+        index = torch.from_numpy(np.array(self._index)).to(self._x.device)
+        for row, width, key in zip(index, widths, keys, strict=True):
+            rows = row[:width]
+            yield {"x": self._x.index_select(0, rows), "y": self._y.index_select(0, rows), "key": key}
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._more:
+            return self._more[name]
+        if name not in ("x", "y", "mask", "key"):
+            raise KeyError(name)
+        if name not in self._views:
+            index = torch.from_numpy(np.array(self._index)).to(self._x.device)
+            self._views[name] = {
+                "x": lambda: self._x[index.clamp(min=0)],
+                "y": lambda: self._y[index.clamp(min=0)],
+                "mask": lambda: (index >= 0).to(self._x.dtype if self._x.is_floating_point() else torch.float32),
+                "key": lambda: torch.from_numpy(self._keys),
+            }[name]()
+        return self._views[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("x", "y", "mask", "key", *self._more))
+
+    def __len__(self) -> int:
+        return 4 + len(self._more)

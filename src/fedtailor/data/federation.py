@@ -1,0 +1,318 @@
+"""Federation: the clients' data, each split kept as one block of rows and the offsets of the clients in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from fedtailor.data import rng
+from fedtailor.errors import InvalidArgument, InvalidData
+
+Pairs = Sequence[tuple[ArrayLike | Tensor, ArrayLike | Tensor]]
+KINDS = ("classification", "regression", "multilabel")
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Rows of all clients, one after another: x [rows, ...], y [rows] or [rows, outputs], offsets [clients + 1]."""
+
+    x: Tensor
+    y: Tensor
+    offsets: NDArray[np.int64]
+
+    @cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        return np.diff(self.offsets)
+
+    def client(self, i: int) -> tuple[Tensor, Tensor]:
+        rows = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
+        return self.x[rows], self.y[rows]
+
+    def take(self, clients: NDArray[np.int64]) -> Split:
+        rows = [np.arange(self.offsets[i], self.offsets[i + 1]) for i in clients]
+        index = torch.from_numpy(np.concatenate(rows))
+        return Split(self.x[index], self.y[index], np.concatenate([[0], np.cumsum(self.sizes[clients])]))
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Clients with their train, test and (optional) validation rows.
+
+    ``truth`` holds the true parameters of every client where the data were generated from them, ``public`` unlabelled rows
+    that everyone may see. A client's randomness derives from its name, so listing the clients in another order changes
+    nothing.
+    """
+
+    train: Split
+    test: Split
+    val: Split | None = None
+    public: Tensor | None = None
+    names: tuple[str, ...] = ()
+    kind: str = "classification"
+    labels: int = 0
+    truth: Sequence[Mapping[str, Tensor]] | None = None
+    name: str = "arrays"
+    notes: tuple[str, ...] = field(default=())
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __repr__(self) -> str:
+        shape = tuple(self.train.x.shape[1:])
+        what = f"{self.labels} classes" if self.kind == "classification" else self.kind
+        rows = f"{len(self.train.y)} train and {len(self.test.y)} test rows of shape {shape}"
+        return f"Federation({self.name!r}: {len(self)} clients, {rows}, {what})"
+
+    @cached_property
+    def keys(self) -> NDArray[np.uint64]:
+        """One word per client, from its name."""
+        return np.fromiter((rng.purpose(name) for name in self.names), np.uint64, len(self.names))
+
+    @cached_property
+    def order(self) -> NDArray[np.int64]:
+        """Clients in canonical order (by key): what is drawn or summed over clients goes by it."""
+        return np.argsort(self.keys, kind="stable")
+
+    @cached_property
+    def outputs(self) -> int:
+        """How many numbers a model must give per row."""
+        if self.kind == "classification":
+            return self.labels
+        return 1 if self.train.y.dim() == 1 else int(np.prod(self.train.y.shape[1:]))
+
+    def index(self, client: int | str) -> int:
+        """Position of a client given by position or by name."""
+        if isinstance(client, str):
+            if client not in self.names:
+                raise InvalidArgument(f"no client {client!r}; the clients are {', '.join(self.names[:8])}, ...")
+            return self.names.index(client)
+        if not -len(self) <= client < len(self):
+            raise InvalidArgument(f"no client {client}; there are {len(self)}, counted from 0")
+        return int(client) % len(self)
+
+    def take(self, clients: Sequence[int] | NDArray[np.int64]) -> Federation:
+        """A federation of these clients only, names kept."""
+        which = np.asarray(clients, np.int64)
+        return replace(
+            self,
+            train=self.train.take(which),
+            test=self.test.take(which),
+            val=None if self.val is None else self.val.take(which),
+            names=tuple(self.names[i] for i in which),
+            truth=None if self.truth is None else [self.truth[i] for i in which],
+        )
+
+    def to(self, dtype: torch.dtype, device: str = "cpu") -> Federation:
+        """Floating features (and regression targets) in ``dtype``."""
+
+        def cast(t: Tensor) -> Tensor:
+            return t.to(device=device, dtype=dtype) if t.is_floating_point() else t.to(device)
+
+        def split(s: Split) -> Split:
+            return Split(cast(s.x), cast(s.y), s.offsets)
+
+        truth = None if self.truth is None else [{k: cast(v) for k, v in t.items()} for t in self.truth]
+        return replace(
+            self,
+            train=split(self.train),
+            test=split(self.test),
+            val=None if self.val is None else split(self.val),
+            public=None if self.public is None else cast(self.public),
+            truth=truth,
+        )
+
+    def as_task(self, kind: str) -> Federation:
+        """The same rows with their targets read as ``kind``."""
+        if kind not in KINDS:
+            raise InvalidArgument(f"unknown task {kind!r}; use one of {', '.join(KINDS)}")
+        if kind == self.kind:
+            return self
+        splits = {what: getattr(self, what) for what in ("train", "test", "val") if getattr(self, what) is not None}
+        new = {what: Split(s.x, _targets(what, s, kind, self.names), s.offsets) for what, s in splits.items()}
+        return replace(self, train=new["train"], test=new["test"], val=new.get("val"), kind=kind, labels=_labels(kind, new))
+
+    @staticmethod
+    def from_arrays(
+        train: Pairs,
+        test: Pairs,
+        val: Pairs | None = None,
+        public: ArrayLike | Tensor | None = None,
+        *,
+        names: Sequence[str] | None = None,
+        task: str | None = None,
+        truth: Sequence[Any] | None = None,
+        name: str = "arrays",
+    ) -> Federation:
+        """From one (x, y) pair per client and split, NumPy or torch.
+
+        The task is guessed from y unless given: whole numbers are classes 0..C-1, floats are regression (unless all are 0
+        or 1), a matrix of 0 and 1 is multi-label.
+        """
+        return _from_arrays(train, test, val, public, names, task, truth, name)
+
+    @staticmethod
+    def load(name: str, **options: Any) -> Federation:
+        """A data set by name; see ``fedtailor.data.sources``."""
+        from fedtailor.data.sources import load
+
+        return load(name, **options)
+
+
+def _from_arrays(
+    train: Pairs,
+    test: Pairs,
+    val: Pairs | None,
+    public: Any,
+    names: Sequence[str] | None,
+    task: str | None,
+    truth: Sequence[Any] | None,
+    name: str,
+) -> Federation:
+    if task is not None and task not in KINDS:
+        raise InvalidArgument(f"unknown task {task!r}; use one of {', '.join(KINDS)}")
+    if len(train) == 0:
+        raise InvalidData("there are no clients; give train=[(x, y), ...] with one pair per client")
+    names = tuple(str(n) for n in names) if names is not None else tuple(str(i) for i in range(len(train)))
+    if len(set(names)) != len(names):
+        twice = next(n for n in names if list(names).count(n) > 1)
+        raise InvalidData(f"two clients are called {twice!r}; give every client a name of its own")
+    for what, part in (("names", names), ("test", test), ("val", val), ("truth", truth)):
+        if part is not None and len(part) != len(train):
+            raise InvalidData(f"{what} has {len(part)} entries but train has {len(train)} clients; give one for each")
+    splits = {"train": _join("train", train, names), "test": _join("test", test, names)}
+    if val is not None:
+        splits["val"] = _join("val", val, names)
+    for what, split in splits.items():
+        _check_alike(what, split, splits["train"])
+    kind = task or _guess([split.y for split in splits.values()])
+    splits = {what: Split(s.x, _targets(what, s, kind, names), s.offsets) for what, s in splits.items()}
+    labels = _labels(kind, splits)
+    return Federation(
+        train=splits["train"],
+        test=splits["test"],
+        val=splits.get("val"),
+        public=None if public is None else _tensor("public", public),
+        names=names,
+        kind=kind,
+        labels=labels,
+        truth=None if truth is None else [_truth(t, kind, labels) for t in truth],
+        name=name,
+    )
+
+
+def _truth(value: Any, kind: str, labels: int) -> Mapping[str, Tensor]:
+    """A model by name, or the weights of a linear one. A binary w is the softmax (-w/2, w/2), which starts from zero reach."""
+    if isinstance(value, Mapping):
+        return {k: torch.as_tensor(np.asarray(v)) for k, v in value.items()}
+    weight = torch.as_tensor(np.asarray(value))
+    if weight.dim() == 1:
+        weight = weight.unsqueeze(0)
+    if kind == "classification" and labels == 2 and len(weight) == 1:
+        weight = torch.cat([-weight / 2, weight / 2])
+    return {"weight": weight}
+
+
+def _tensor(what: str, value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach()
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise InvalidData(f"{what} holds {array.dtype} values; give numbers (encode categories as 0, 1, 2, ...)")
+    if array.dtype == np.uint16 or array.dtype == np.uint32 or array.dtype == np.uint64:
+        array = array.astype(np.int64)
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _join(split: str, pairs: Pairs, names: Sequence[str]) -> Split:
+    xs: list[Tensor] = []
+    ys: list[Tensor] = []
+    sizes: list[int] = []
+    for client, pair in zip(names, pairs, strict=True):
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise InvalidData(f"{split} of client {client} is not a pair (x, y)")
+        x, y = _tensor(f"{split} x of client {client}", pair[0]), _tensor(f"{split} y of client {client}", pair[1])
+        if x.dim() < 2:
+            raise InvalidData(
+                f"{split} x of client {client} has shape {tuple(x.shape)}; give rows by features, for instance x.reshape(-1, 1)"
+            )
+        if y.dim() == 0 or len(x) != len(y):
+            raise InvalidData(f"{split} of client {client} has {len(x)} rows of x but y of shape {tuple(y.shape)}")
+        if len(y) == 0:
+            raise InvalidData(f"client {client} has no {split} rows; leave the client out or give it rows")
+        if y.dim() == 2 and y.shape[1] == 1:
+            y = y[:, 0]
+        if xs and (x.shape[1:] != xs[0].shape[1:] or y.shape[1:] != ys[0].shape[1:]):
+            raise InvalidData(
+                f"{split} of client {client} has rows of shape {tuple(x.shape[1:])} with targets {tuple(y.shape[1:])}, client "
+                f"{names[0]} has {tuple(xs[0].shape[1:])} with {tuple(ys[0].shape[1:])}; all clients need the same"
+            )
+        if xs and (x.is_floating_point() != xs[0].is_floating_point() or y.is_floating_point() != ys[0].is_floating_point()):
+            raise InvalidData(
+                f"{split} of client {client} has types ({x.dtype}, {y.dtype}), client {names[0]} ({xs[0].dtype}, {ys[0].dtype}); "
+                "convert them to the same"
+            )
+        xs.append(x)
+        ys.append(y)
+        sizes.append(len(y))
+    joined, targets = torch.cat(xs), torch.cat(ys)
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    for what, values in (("x", joined), ("y", targets)):
+        if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+            bad = int((~torch.isfinite(values.reshape(len(values), -1)).all(1)).nonzero()[0, 0])
+            client = names[int(np.searchsorted(offsets, bad, "right")) - 1]
+            raise InvalidData(
+                f"{split} {what} of client {client} has a value that is not finite (NaN or infinity); fill or drop it"
+            )
+    if not joined.is_floating_point():
+        joined = joined.to(torch.float32)
+    return Split(joined, targets, offsets)
+
+
+def _check_alike(what: str, split: Split, train: Split) -> None:
+    if split.x.shape[1:] != train.x.shape[1:] or split.y.shape[1:] != train.y.shape[1:]:
+        raise InvalidData(
+            f"{what} has rows of shape {tuple(split.x.shape[1:])} with targets {tuple(split.y.shape[1:])} but train has "
+            f"{tuple(train.x.shape[1:])} with {tuple(train.y.shape[1:])}; they must be the same"
+        )
+
+
+def _guess(targets: Sequence[Tensor]) -> str:
+    binary = all(bool(((y == 0) | (y == 1)).all()) for y in targets)
+    if targets[0].dim() > 1:
+        return "multilabel" if binary else "regression"
+    return "regression" if targets[0].is_floating_point() and not binary else "classification"
+
+
+def _labels(kind: str, splits: Mapping[str, Split]) -> int:
+    if kind == "classification":
+        return max(2, int(max(split.y.max() for split in splits.values())) + 1)
+    return int(np.prod(splits["train"].y.shape[1:])) if kind == "multilabel" else 0
+
+
+def _targets(what: str, split: Split, kind: str, names: Sequence[str]) -> Tensor:
+    y = split.y
+    if kind == "regression":
+        return y if y.is_floating_point() else y.to(torch.float32)
+    if kind == "multilabel":
+        if y.dim() < 2 or not bool(((y == 0) | (y == 1)).all()):
+            raise InvalidData(f"{what} y is not a matrix of 0 and 1; multi-label targets need one column per label")
+        return y.to(torch.float32)
+    if y.dim() > 1:
+        raise InvalidData(f"{what} y has {y.dim()} axes; class labels need one number per row (or task='multilabel')")
+    whole = y.to(torch.int64)
+    wrong = (whole != y) | (whole < 0)
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0, 0])
+        client = names[int(np.searchsorted(split.offsets, row, "right")) - 1]
+        raise InvalidData(
+            f"{what} y of client {client} holds the label {y[row].item()}; classes are whole numbers from 0 "
+            "(use sklearn.preprocessing.LabelEncoder, or task='regression')"
+        )
+    return whole

@@ -1,0 +1,112 @@
+"""Feed: hands an engine the data of one client (``one``) or of many, stacked and padded (``many``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedtailor.data import rng
+from fedtailor.data.batches import Batches, Work, indices, step_keys
+from fedtailor.data.federation import Federation, Split
+
+Phases = Mapping[str, Work]
+
+
+class Feed:
+    """The data of a run, by (round, client, phase). ``round`` is -1 where there is none (personalising at the end)."""
+
+    def __init__(self, federation: Federation, phases: Phases, batch_size: int | None, seed: int) -> None:
+        self.federation, self.phases, self.batch_size, self.seed = federation, phases, batch_size, seed
+        self._space: dict[tuple[str, torch.Size], Tensor] = {}
+
+    def keys(self, clients: NDArray[np.int64], round: int, phase: str) -> NDArray[np.uint64]:
+        return rng.mix(self.seed, rng.purpose(phase), np.int64(round), self.federation.keys[clients])
+
+    def rows(self, client: int, round: int, phase: str) -> list[NDArray[np.int64]]:
+        """Row numbers of each step of one client: what an independent implementation needs to follow a run."""
+        index, _ = self._index(np.array([client]), round, phase)
+        return [row[row >= 0] for row in index[0]]
+
+    def steps(self, clients: NDArray[np.int64], phase: str) -> NDArray[np.int64]:
+        return self.phases[phase].count(self.federation.train.sizes[clients], self.batch_size)
+
+    def _index(self, clients: NDArray[np.int64], round: int, phase: str) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+        keys = self.keys(clients, round, phase)
+        index, _ = indices(keys, self.federation.train.sizes[clients], self.phases[phase], self.batch_size)
+        return index, keys
+
+    def main_phase(self, phase: str) -> str:
+        """A method that declares no ``personalize`` work is given its training work."""
+        return phase if phase in self.phases else "train"
+
+    def _extras(self, phase: str) -> list[str]:
+        return [name for name in self.phases if name not in ("train", "personalize")] if phase == "train" else []
+
+    def one(self, client: int, round: int, phase: str = "train") -> Batches:
+        phase = self.main_phase(phase)
+        x, y = self.federation.train.client(client)
+        more: dict[str, Any] = {name: self._batches(x, y, client, round, name) for name in self._extras(phase)}
+        if self.federation.val is not None:
+            vx, vy = self.federation.val.client(client)
+            more["val"] = {"x": vx, "y": vy, "mask": vx.new_ones(len(vy))}
+        return self._batches(x, y, client, round, phase, more)
+
+    def _batches(self, x: Tensor, y: Tensor, client: int, round: int, phase: str, more: Any = None) -> Batches:
+        index, keys = self._index(np.array([client]), round, phase)
+        return Batches(x, y, index[0], step_keys(keys, index.shape[1])[0], more)
+
+    def many(self, clients: NDArray[np.int64], round: int, phase: str = "train") -> dict[str, Any]:
+        """Leaves [steps, clients, batch, ...]: the client axis is second, so that a step is one contiguous block.
+
+        Buffers are reused from call to call: use what this returns before calling again.
+        """
+        phase = self.main_phase(phase)
+        data: dict[str, Any] = self._padded(clients, round, phase)
+        for name in self._extras(phase):
+            data[name] = self._padded(clients, round, name)
+        if self.federation.val is not None:
+            x, y, mask = self.whole(self.federation.val, clients)
+            data["val"] = {"x": x.unsqueeze(0), "y": y.unsqueeze(0), "mask": mask.unsqueeze(0)}
+        return data
+
+    def _padded(self, clients: NDArray[np.int64], round: int, phase: str) -> dict[str, Tensor]:
+        index, keys = self._index(clients, round, phase)
+        train = self.federation.train
+        real = index >= 0
+        if index.strides[1] == 0 and real.all():  # the same rows in every step: gather once
+            rows = index[:, 0] + train.offsets[clients][:, None]
+            steps = index.shape[1]
+            x, y = self._gather(f"x/{phase}", train.x, rows), self._gather(f"y/{phase}", train.y, rows)
+            x, y = x.unsqueeze(0).expand(steps, *x.shape), y.unsqueeze(0).expand(steps, *y.shape)
+        else:
+            # a padded place repeats the client's own first row: nothing of another client is ever in reach
+            rows = np.where(real, index, 0) + train.offsets[clients][:, None, None]
+            rows = np.ascontiguousarray(rows.transpose(1, 0, 2))
+            x, y = self._gather(f"x/{phase}", train.x, rows), self._gather(f"y/{phase}", train.y, rows)
+        mask = torch.from_numpy(np.ascontiguousarray(real.transpose(1, 0, 2))).to(train.x)
+        key = torch.from_numpy(np.ascontiguousarray(step_keys(keys, index.shape[1]).T))
+        return {"x": x, "y": y, "mask": mask, "key": key}
+
+    def _gather(self, name: str, source: Tensor, rows: NDArray[np.int64]) -> Tensor:
+        shape = torch.Size((rows.size, *source.shape[1:]))
+        space = self._space.get((name, shape))
+        if space is None:
+            for old in [k for k in self._space if k[0] == name]:
+                del self._space[old]
+            space = self._space[name, shape] = source.new_empty(shape)
+        torch.index_select(source, 0, torch.from_numpy(rows.reshape(-1)).to(source.device), out=space)
+        return space.view(*rows.shape, *source.shape[1:])
+
+    @staticmethod
+    def whole(split: Split, clients: NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor]:
+        """All rows of a split: x, y, mask [clients, rows, ...], padded with the client's first row."""
+        sizes = split.sizes[clients]
+        column = np.arange(int(sizes.max(initial=1)))
+        real = column < sizes[:, None]
+        rows = torch.from_numpy(np.where(real, column, 0) + split.offsets[clients][:, None])
+        return split.x[rows], split.y[rows], torch.from_numpy(real)

@@ -1,0 +1,1 @@
+"""How a plan is run: one client after another, in worker processes, or all at once."""

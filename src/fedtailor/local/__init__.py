@@ -1,0 +1,8 @@
+"""What happens on a client: the training loops, optimisers, schedules and penalties."""
+
+from fedtailor.local.loop import descend, scan
+from fedtailor.local.optim import SGD, Adam, Optimizer
+from fedtailor.local.penalty import Penalty, linear, prox
+from fedtailor.local.schedule import Schedule
+
+__all__ = ["SGD", "Adam", "Optimizer", "Penalty", "Schedule", "descend", "linear", "prox", "scan"]

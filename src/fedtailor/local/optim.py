@@ -1,0 +1,115 @@
+"""Optimisers over lists of tensors that the caller owns: steps are taken in place, state is made fresh per descent.
+
+Leaves may carry a first client axis; all rules are element-wise but the projection, which is told about it. Buffers (batch
+norm statistics) move with step one: their gradient is (old - new), see ``Task.risk``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from fedtailor.errors import InvalidArgument
+from fedtailor.local.schedule import Rate
+
+State = list[list[Tensor]]
+
+
+@dataclass(frozen=True)
+class Optimizer(ABC):
+    """Hyper-parameters of local descent. ``lr`` and ``radius`` are set by the algorithm for each round.
+
+    ``radius`` projects the parameters, after every step, on the Euclidean ball of that radius about zero.
+    """
+
+    lr: Rate = 0.1
+    weight_decay: float = 0.0
+    radius: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.weight_decay < 0:
+            raise InvalidArgument(f"weight_decay must be at least 0, not {self.weight_decay}")
+
+    def using(self, lr: Rate, radius: float | None) -> Self:
+        return replace(self, lr=lr, radius=radius)
+
+    def init(self, params: Sequence[Tensor]) -> State:
+        """One list of accumulators per parameter."""
+        return [[] for _ in params]
+
+    def step_(
+        self, params: Sequence[Tensor], grads: Sequence[Tensor], state: State, step: int, buffers: Sequence[bool], stacked: bool
+    ) -> None:
+        """One step in place. ``step`` counts from 0; ``stacked`` says that leaves have a first client axis."""
+        lr = self.lr(step) if callable(self.lr) else self.lr
+        for param, grad, memory, is_buffer in zip(params, grads, state, buffers, strict=True):
+            if is_buffer:
+                param.sub_(grad)
+                continue
+            if self.weight_decay:
+                grad = grad.add(param, alpha=self.weight_decay)
+            self._move_(param, grad, memory, lr, step)
+        if self.radius is not None:
+            _project_([p for p, is_buffer in zip(params, buffers, strict=True) if not is_buffer], self.radius, stacked)
+
+    @abstractmethod
+    def _move_(self, param: Tensor, grad: Tensor, memory: list[Tensor], lr: float, step: int) -> None: ...
+
+
+def _project_(params: Sequence[Tensor], radius: float, stacked: bool) -> None:
+    axis = 1 if stacked else 0
+    squares = sum(p.square().flatten(axis).sum(-1) if p.dim() > axis else p.square() for p in params)
+    shrink = (radius / torch.as_tensor(squares).sqrt().clamp(min=radius)).clamp(max=1.0)
+    for p in params:
+        p.mul_(shrink.view(-1, *[1] * (p.dim() - 1)) if stacked else shrink)
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """Stochastic gradient descent with heavy-ball momentum, as torch's."""
+
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.momentum < 1:
+            raise InvalidArgument(f"momentum must be in [0, 1), not {self.momentum}")
+
+    def init(self, params: Sequence[Tensor]) -> State:
+        return [[torch.zeros_like(p)] if self.momentum else [] for p in params]
+
+    def _move_(self, param: Tensor, grad: Tensor, memory: list[Tensor], lr: float, step: int) -> None:
+        if self.momentum:
+            grad = memory[0].mul_(self.momentum).add_(grad)
+        param.add_(grad, alpha=-lr)
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """Adam with bias correction (Kingma and Ba 2015, Algorithm 1); weight decay is added to the gradient, as torch's."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def init(self, params: Sequence[Tensor]) -> State:
+        return [[torch.zeros_like(p), torch.zeros_like(p)] for p in params]
+
+    def _move_(self, param: Tensor, grad: Tensor, memory: list[Tensor], lr: float, step: int) -> None:
+        first, second = memory
+        first.mul_(self.beta1).add_(grad, alpha=1 - self.beta1)
+        second.mul_(self.beta2).add_(grad * grad, alpha=1 - self.beta2)
+        size = lr / (1 - self.beta1 ** (step + 1))
+        root = (second / (1 - self.beta2 ** (step + 1))).sqrt_().add_(self.eps)
+        param.sub_(first / root * size)
+
+
+def describe(opt: Optimizer) -> dict[str, Any]:
+    """Name and settings, for configs and reports."""
+    fields = {k: v for k, v in vars(opt).items() if k not in ("lr", "radius")}
+    return {"name": type(opt).__name__, **fields}

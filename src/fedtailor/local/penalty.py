@@ -1,0 +1,75 @@
+"""Data-free terms added to the risk: a pull towards a centre and a slope. Their gradient is added apart from the risk's,
+so that a closed-form or privatised gradient of the risk stays what it is. Buffers are never penalised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtailor import tree
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """pull/2 ||p - center||^2 + <slope, p>, over the parameters (not the buffers)."""
+
+    pull: float | Tensor = 0.0
+    center: Any = None
+    slope: Any = None
+
+    def __add__(self, other: Penalty) -> Penalty:
+        if (self.center is not None and other.center is not None) or (self.slope is not None and other.slope is not None):
+            raise ValueError("two penalties of the same kind cannot be added; merge them by hand")
+        by_center = self if self.center is not None else other
+        return Penalty(by_center.pull, by_center.center, self.slope if self.slope is not None else other.slope)
+
+    def value(self, params: Any) -> Tensor:
+        terms = [torch.zeros(())]
+        for i, (path, leaf) in enumerate(tree.items(params)):
+            if tree.is_buffer(path):
+                continue
+            if self.center is not None:
+                terms.append(self.pull / 2 * ((leaf - tree.leaves(self.center)[i]) ** 2).sum())
+            if self.slope is not None:
+                terms.append((tree.leaves(self.slope)[i] * leaf).sum())
+        return sum(terms)  # type: ignore[return-value]
+
+
+def prox(center: Any, weight: float | Tensor) -> Penalty:
+    """weight/2 ||p - center||^2, gradient weight (p - center)."""
+    return Penalty(pull=weight, center=center)
+
+
+def linear(slope: Any) -> Penalty:
+    """<slope, p>, gradient slope."""
+    return Penalty(slope=slope)
+
+
+def add_gradient(
+    grads: list[Tensor],
+    params: Sequence[Tensor],
+    buffers: Sequence[bool],
+    pull: float | Tensor,
+    center: Sequence[Tensor] | None,
+    slope: Sequence[Tensor] | None,
+) -> list[Tensor]:
+    """The penalty's gradient added to the risk's (new tensors: the risk's gradients are not touched)."""
+    out = list(grads)
+    for i, is_buffer in enumerate(buffers):
+        if is_buffer:
+            continue
+        if center is not None:
+            apart = params[i] - center[i]
+            if isinstance(pull, Tensor):
+                wide = pull.view(-1, *[1] * (apart.dim() - 1)) if pull.dim() else pull
+                out[i] = out[i] + wide * apart
+            else:
+                out[i] = torch.add(out[i], apart, alpha=pull)
+        if slope is not None:
+            out[i] = out[i] + slope[i]
+    return out

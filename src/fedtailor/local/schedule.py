@@ -1,0 +1,70 @@
+"""Step sizes that change with the round or with the local step."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Rate = float | Callable[[int], float]
+
+
+class Schedule(ABC):
+    """``at(round)`` is the step size of a round: a number, or a function of the local step."""
+
+    @abstractmethod
+    def at(self, round: int) -> Rate: ...
+
+
+def at(lr: float | Schedule, round: int) -> Rate:
+    return lr.at(round) if isinstance(lr, Schedule) else lr
+
+
+@dataclass(frozen=True)
+class Exponential(Schedule):
+    """start * factor^round"""
+
+    start: float
+    factor: float = 0.99
+
+    def at(self, round: int) -> Rate:
+        return self.start * self.factor**round
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """From ``start`` to ``end`` along half a cosine over ``rounds``, then ``end``."""
+
+    start: float
+    rounds: int
+    end: float = 0.0
+
+    def at(self, round: int) -> Rate:
+        t = min(round, self.rounds) / self.rounds
+        return self.end + (self.start - self.end) * (1 + math.cos(math.pi * t)) / 2
+
+
+@dataclass(frozen=True)
+class Milestones(Schedule):
+    """``start``, multiplied by ``factor`` at each round listed in ``rounds``."""
+
+    start: float
+    rounds: tuple[int, ...]
+    factor: float = 0.1
+
+    def at(self, round: int) -> Rate:
+        return self.start * self.factor ** sum(round >= milestone for milestone in self.rounds)
+
+
+@dataclass(frozen=True)
+class Harmonic(Schedule):
+    """scale / (k + 1), k counting rounds, or local steps with ``per="step"`` (the steps of MINIMAX, analysis of Algorithm 2)."""
+
+    scale: float
+    per: str = "round"
+
+    def at(self, round: int) -> Rate:
+        if self.per == "step":
+            return lambda step: self.scale / (step + 1)
+        return self.scale / (round + 1)

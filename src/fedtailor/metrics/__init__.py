@@ -1,0 +1,1 @@
+"""What is measured, per client and over clients."""

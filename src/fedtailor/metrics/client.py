@@ -1,0 +1,79 @@
+"""Per-client measures from logits: accuracy or mean squared error, loss, AUC, and who is right where."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+from torch import Tensor
+
+from fedtailor.task import Task
+
+Numbers = NDArray[np.float64]
+
+
+def score_name(kind: str) -> str:
+    """What a summary calls its main measure."""
+    return "mse" if kind == "regression" else "acc"
+
+
+def hits(kind: str, logits: Tensor, y: Tensor) -> Tensor:
+    """Per row: 1 where the class is right (share of right labels, multi-label); the squared error in regression."""
+    if kind == "classification":
+        return (logits.argmax(-1) == y).double()
+    if kind == "multilabel":
+        return ((logits > 0) == (y.reshape(logits.shape) > 0.5)).double().flatten(y.dim() - 1).mean(-1)
+    apart = (logits - y.reshape(logits.shape).to(logits)).double() ** 2
+    return apart.reshape(*logits.shape[:-1], -1).mean(-1)
+
+
+def measure(task: Task, own: Tensor, shared: Tensor | None, y: Tensor, mask: Tensor) -> dict[str, Numbers]:
+    """Measures of a chunk of clients: logits [clients, rows, outputs]; each result has one number per client."""
+    rows = mask.sum(1).double()
+
+    def mean(values: Tensor) -> Numbers:
+        return ((values.double() * mask).sum(1) / rows).numpy()
+
+    def loss(logits: Tensor) -> Numbers:
+        return mean(task.example_loss(logits.flatten(0, 1), y.flatten(0, 1)).view(mask.shape))
+
+    name = score_name(task.kind)
+    mine = hits(task.kind, own, y)
+    out = {"rows": rows.numpy(), f"{name}_personal": mean(mine), "loss_personal": loss(own)}
+    if shared is not None:
+        theirs = hits(task.kind, shared, y)
+        out |= {f"{name}_global": mean(theirs), "loss_global": loss(shared)}
+        if task.kind == "classification":
+            a, b = mine > 0, theirs > 0
+            out |= {"both_correct": mean(a & b), "global_only": mean(b & ~a), "personal_only": mean(a & ~b)}
+    if task.kind == "multilabel" or (task.kind == "classification" and own.shape[-1] == 2):
+        out["auc_personal"] = _aucs(task.kind, own, y, mask)
+        if shared is not None:
+            out["auc_global"] = _aucs(task.kind, shared, y, mask)
+    return out
+
+
+def _aucs(kind: str, logits: Tensor, y: Tensor, mask: Tensor) -> Numbers:
+    scores = (logits[..., 1] - logits[..., 0]).unsqueeze(-1) if kind == "classification" else logits
+    targets = y.reshape(*scores.shape[:-1], -1)
+    return np.array([auc(s[m].numpy(), t[m].numpy()) for s, t, m in zip(scores, targets, mask, strict=True)])
+
+
+def auc(scores: NDArray[Any], targets: NDArray[Any]) -> float:
+    """Area under the ROC curve, mean over the columns that hold both classes (NaN if none does); ties count half."""
+    found = []
+    for score, target in zip(scores.T, targets.T, strict=True):
+        positive = target > 0.5
+        p, n = int(positive.sum()), int((~positive).sum())
+        if p and n:
+            found.append((rankdata(score)[positive].sum() - p * (p + 1) / 2) / (p * n))
+    return float(np.mean(found)) if found else float("nan")
+
+
+def accuracy_on(task: Task, logits: Tensor, y: Tensor) -> Numbers:
+    """Every client's main measure on common rows: logits [clients, rows, outputs], y [rows, ...]."""
+    wide = y.unsqueeze(0).expand(logits.shape[0], *y.shape)
+    return torch.mean(hits(task.kind, logits, wide), 1).numpy()

@@ -1,0 +1,47 @@
+"""Networks by name, and as plain torch modules."""
+
+from __future__ import annotations
+
+import difflib
+import math
+
+import torch
+from torch import nn
+
+from fedtailor.errors import InvalidArgument
+from fedtailor.models.cnn import PLANS, cnn
+from fedtailor.models.linear import linear
+from fedtailor.models.mlp import mlp
+
+__all__ = ["build", "cnn", "linear", "mlp", "names"]
+
+
+def names() -> tuple[str, ...]:
+    return ("linear", "mlp", *(f"cnn{k}" for k in PLANS))
+
+
+def build(name: str, shape: tuple[int, ...], outputs: int, *, seed: int = 0, bias: bool = True) -> nn.Module:
+    """The network ``name`` for inputs of ``shape``; ``mlp:64,32`` sets the hidden widths. The seed fixes the start."""
+    kind, _, option = name.partition(":")
+    if kind not in names():
+        near = difflib.get_close_matches(kind, names(), 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(names())}, or a torch.nn.Module"
+        raise InvalidArgument(f"unknown model {name!r}; {hint}")
+    if option and kind != "mlp":
+        raise InvalidArgument(f"the model {kind!r} takes no option; write model={kind!r}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if kind == "linear":
+            return linear(math.prod(shape), outputs, bias)
+        if kind == "mlp":
+            return mlp(math.prod(shape), outputs, _widths(name, option))
+        return cnn(int(kind[3:]), shape, outputs)
+
+
+def _widths(name: str, option: str) -> tuple[int, ...]:
+    if not option:
+        return (64,)
+    parts = option.split(",")
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise InvalidArgument(f"cannot read the hidden widths in {name!r}; write for instance 'mlp:64,32'")
+    return tuple(int(part) for part in parts)

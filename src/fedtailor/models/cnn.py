@@ -1,0 +1,52 @@
+"""Small convolutional networks: 2 convolutions (CLUP on MNIST), 3 (CIFAR-10) and 5 (EMNIST).
+
+3x3 convolutions with padding 1, ReLU, 2x2 max pooling, then 128 hidden units. The paper fixes the widths of the first
+only; the other two are ours.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fedtailor.errors import ModelMismatch
+
+# channels of each convolution; "pool" halves height and width
+PLANS: dict[int, tuple[int | str, ...]] = {
+    2: (32, "pool", 64, "pool"),
+    3: (32, "pool", 64, "pool", 64, "pool"),
+    5: (32, 32, "pool", 64, 64, "pool", 128, "pool"),
+}
+
+
+class Image(nn.Module):
+    """(n, h, w) or (n, c, h, w) to (n, c, h, w)."""
+
+    def __init__(self, shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input.reshape(-1, *self.shape)
+
+
+def cnn(convolutions: int, shape: tuple[int, ...], outputs: int) -> nn.Sequential:
+    """``shape`` is one input's: (height, width) or (channels, height, width)."""
+    if len(shape) not in (2, 3) or min(shape[-2:]) < 4:
+        raise ModelMismatch(
+            f"cnn{convolutions} needs images of shape (height, width) or (channels, height, width), at least 4x4, "
+            f"not {tuple(shape)}; reshape the features or use the model 'mlp'"
+        )
+    full = (1, *shape) if len(shape) == 2 else tuple(shape)
+    layers: list[nn.Module] = [Image(full)]  # type: ignore[arg-type]
+    channels = full[0]
+    for entry in PLANS[convolutions]:
+        if isinstance(entry, str):
+            layers.append(nn.MaxPool2d(2, ceil_mode=True))  # keeps a last odd row: 7 -> 4
+        else:
+            layers += [nn.Conv2d(channels, entry, 3, padding=1), nn.ReLU()]
+            channels = entry
+    layers.append(nn.Flatten())
+    with torch.no_grad():
+        flat = nn.Sequential(*layers)(torch.zeros(1, *full)).shape[1]
+    return nn.Sequential(*layers, nn.Linear(flat, 128), nn.ReLU(), nn.Linear(128, outputs))

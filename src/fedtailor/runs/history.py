@@ -1,0 +1,106 @@
+"""Run: what training leaves behind, to look at and to predict with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from fedtailor import tree
+from fedtailor.algorithms.base import Algorithm
+from fedtailor.data.federation import Federation
+from fedtailor.errors import ModelMismatch
+from fedtailor.runs.store import Store
+from fedtailor.task import Task
+
+
+class _Engine(Protocol):
+    def personal(self, shared: Any, client: int, store: Store) -> Any: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Personal(Sequence[Any]):
+    """The tree each client predicts with, by position or by name; made when asked for."""
+
+    run: Run
+    _made: dict[int, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.run.federation)
+
+    def __getitem__(self, client: Any) -> Any:
+        if isinstance(client, slice):
+            return [self[i] for i in range(*client.indices(len(self)))]
+        if isinstance(client, int) and not -len(self) <= client < len(self):
+            raise IndexError(f"no client {client}; there are {len(self)}")
+        i = self.run.federation.index(client)
+        if i not in self._made:
+            self._made[i] = self.run.engine.personal(self.run.shared, i, self.run.store)
+        return self._made[i]
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A finished run. ``history`` has a record per round, ``summary`` the measures of DESIGN's summary.json."""
+
+    algorithm: Algorithm
+    task: Task
+    federation: Federation
+    shared: Any
+    server: Any
+    store: Store
+    engine: _Engine
+    history: list[dict[str, Any]]
+    clients: dict[str, NDArray[np.float64]]
+    summary: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "personal", Personal(self))
+
+    personal: Personal = field(init=False)
+
+    def __repr__(self) -> str:
+        name = "mse" if self.task.kind == "regression" else "acc"
+        own, common = self.summary[f"{name}_personal"], self.summary[f"{name}_global"]
+        shared = "no shared model" if common is None else f"{name}_global={common:.4f}"
+        return f"Run({self.summary['algorithm']}, {self.summary['rounds']} rounds, {name}_personal={own:.4f}, {shared})"
+
+    def predict(self, client: int | str, x: ArrayLike | Tensor) -> Tensor:
+        """A client's logits (one number per row in regression on one target)."""
+        i = self.federation.index(client)
+        return self._answer(self.personal[i], x)
+
+    def predict_global(self, x: ArrayLike | Tensor) -> Tensor:
+        """The shared model's logits, with no local step: what a newcomer predicts with."""
+        if not tree.leaves(self.shared):
+            raise ModelMismatch(f"{self.summary['algorithm']} has no shared model; use predict(client, x)")
+        return self._answer(self.algorithm.init_client(self.task, self.shared, {}), x)
+
+    def model(self, client: int | str | None = None) -> dict[str, Tensor]:
+        """A client's model (or the shared one) as name -> tensor, for methods that predict with a single model."""
+        state = {} if client is None else self.personal[self.federation.index(client)]
+        found = state.get("model", self.shared.get("model"))
+        if found is None:
+            raise ModelMismatch(f"{self.summary['algorithm']} does not keep a single model there; use predict")
+        return dict(found)
+
+    def per_client(self) -> Iterator[tuple[str, dict[str, float | None]]]:
+        """(name, measures on the client's own test rows) of every client."""
+        for i, name in enumerate(self.federation.names):
+            yield name, {k: None if np.isnan(v[i]) else float(v[i]) for k, v in self.clients.items()}
+
+    def _answer(self, personal: Any, x: ArrayLike | Tensor) -> Tensor:
+        like = self.federation.train.x
+        rows = torch.as_tensor(np.asarray(x) if not isinstance(x, Tensor) else x).to(like)
+        if rows.shape[1:] != like.shape[1:]:
+            want, have = tuple(like.shape[1:]), tuple(rows.shape[1:])
+            raise ModelMismatch(f"rows have shape {have} but the model was trained on {want}; give x of shape (rows, *{want})")
+        with torch.no_grad():
+            logits = self.algorithm.predict(self.task, self.shared, personal, rows)
+        single = self.task.kind == "regression" and self.federation.train.y.dim() == 1
+        return logits.reshape(len(rows)) if single else logits

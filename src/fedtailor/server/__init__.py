@@ -1,0 +1,1 @@
+"""What the server does with uploads (reduce) and whom it invites (cohort)."""

@@ -1,0 +1,58 @@
+"""One loss per example, and the gradient of each loss with respect to the logits in closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Loss(NamedTuple):
+    """``example(logits, y)`` has one number per example; ``residual(logits, y)`` is its gradient in the logits."""
+
+    name: str
+    kind: str
+    example: Callable[[Tensor, Tensor], Tensor]
+    residual: Callable[[Tensor, Tensor], Tensor]
+
+
+def _cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(logits, y, reduction="none")
+
+
+def _cross_entropy_residual(logits: Tensor, y: Tensor) -> Tensor:
+    probabilities = torch.softmax(logits, -1)
+    minus_one = probabilities.new_full((), -1.0).expand(*y.shape, 1)
+    return probabilities.scatter_add_(-1, y.unsqueeze(-1), minus_one)
+
+
+def _like(y: Tensor, logits: Tensor) -> Tensor:
+    return y.reshape(logits.shape).to(logits.dtype)
+
+
+def _mse(logits: Tensor, y: Tensor) -> Tensor:
+    """Half the squared error, so that the gradient of least squares is X'(Xw - y)/n."""
+    return 0.5 * ((logits - _like(y, logits)) ** 2).flatten(1).mean(1)
+
+
+def _mse_residual(logits: Tensor, y: Tensor) -> Tensor:
+    return (logits - _like(y, logits)) / logits.shape[-1]
+
+
+def _bce(logits: Tensor, y: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(logits, _like(y, logits), reduction="none").flatten(1).mean(1)
+
+
+def _bce_residual(logits: Tensor, y: Tensor) -> Tensor:
+    return (torch.sigmoid(logits) - _like(y, logits)) / logits.shape[-1]
+
+
+LOSSES = {
+    "cross_entropy": Loss("cross_entropy", "classification", _cross_entropy, _cross_entropy_residual),
+    "mse": Loss("mse", "regression", _mse, _mse_residual),
+    "bce": Loss("bce", "multilabel", _bce, _bce_residual),
+}
+BY_KIND = {loss.kind: loss for loss in LOSSES.values()}

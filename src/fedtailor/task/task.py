@@ -1,0 +1,203 @@
+"""Task: a model and a loss as pure functions. Every torch module becomes one by ``Task.from_module``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedtailor.errors import InvalidArgument, ModelMismatch
+from fedtailor.task.layers import batch_context, swap
+from fedtailor.task.losses import LOSSES, Loss
+from fedtailor.task.parts import Block, default_groups, named_groups, split_blocks
+from fedtailor.tree import BUFFER
+
+Model = dict[str, Tensor]
+Batch = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A model and its loss.
+
+    ``apply(model, x)`` predicts in evaluation mode. ``forward(model, batch)`` is the training pass: logits, and the
+    buffers as they are after it. ``gradient(model, batch)``, where the model has one in closed form, replaces automatic
+    differentiation of the risk; it also takes models and batches stacked along a first client axis.
+    """
+
+    apply: Callable[[Model, Tensor], Tensor]
+    example_loss: Callable[[Tensor, Tensor], Tensor]
+    init: Callable[[], Model]
+    features: Callable[[Model, Tensor], Tensor] | None = None
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    blocks: Sequence[Block] = ()
+    public: Tensor | None = None
+    classes: int = 0
+    kind: str = "classification"
+    forward: Callable[[Model, Batch], tuple[Tensor, Model]] | None = None
+    gradient: Callable[[Model, Batch], Model] | None = None
+
+    def risk(self, model: Model, batch: Batch) -> Tensor:
+        """Mean loss over the real rows of a batch (the risk to descend on).
+
+        A buffer's gradient is (old - new): the term added for it is zero, and an optimiser moves buffers with step one.
+        That way batch-norm statistics follow whatever a method does with its models, with no second channel.
+        """
+        if self.forward is None:
+            logits = self.apply(model, batch["x"])
+            moved: Model = {}
+        else:
+            logits, moved = self.forward(model, batch)
+        losses = self.example_loss(logits, batch["y"])
+        mask = batch.get("mask")
+        loss = losses.mean() if mask is None else (losses * mask).sum() / mask.sum().clamp(min=1)
+        for name, new in moved.items():
+            old = model[name]
+            loss = loss + ((old - old.detach()) * (old.detach() - new.detach())).sum()
+        return loss
+
+    @staticmethod
+    def from_module(
+        module: nn.Module,
+        loss: str = "cross_entropy",
+        *,
+        groups: Mapping[str, Sequence[str | nn.Module]] | None = None,
+        blocks: Sequence[str | nn.Module] | None = None,
+        public: Tensor | None = None,
+        classes: int = 0,
+    ) -> Task:
+        """Any torch module as a task; training starts from the module's present weights.
+
+        ``loss`` is ``cross_entropy``, ``mse`` (half the squared error) or ``bce`` (several 0/1 labels). ``groups`` adds
+        to or replaces the groups found by module (head, body, norm); ``blocks`` names the layers in order where the
+        module is not an ``nn.Sequential``.
+        """
+        if loss not in LOSSES:
+            raise InvalidArgument(f"unknown loss {loss!r}; use one of {', '.join(LOSSES)}")
+        if not isinstance(module, nn.Module):
+            raise InvalidArgument(f"a model must be a torch.nn.Module, not {type(module).__name__}")
+        return _from_module(module, LOSSES[loss], groups, blocks, public, classes)
+
+    def check_fit(self, x: Tensor, y: Tensor, labels: int) -> None:
+        """Raise ``ModelMismatch`` unless the model takes these rows and its output fits these labels."""
+        try:
+            with torch.no_grad():
+                logits = self.apply(self.init(), x[:2])
+        except (RuntimeError, ValueError, IndexError) as error:
+            first = str(error).splitlines()[0]
+            raise ModelMismatch(
+                f"the model does not take inputs of shape {tuple(x.shape[1:])} and type {x.dtype}: {first}; "
+                "change the model's input layer or reshape the features"
+            ) from error
+        if self.kind == "classification":
+            if logits.dim() != 2 or logits.shape[1] < labels:
+                raise ModelMismatch(
+                    f"the model's output has shape {tuple(logits.shape[1:])} per row but the labels have {labels} classes; "
+                    f"give the last layer {labels} outputs"
+                )
+        elif logits[0].numel() != y[0].numel():
+            raise ModelMismatch(
+                f"the model's output has {logits[0].numel()} numbers per row but the targets have {y[0].numel()}; "
+                "change the last layer"
+            )
+
+
+def _from_module(
+    module: nn.Module,
+    loss: Loss,
+    groups: Mapping[str, Sequence[str | nn.Module]] | None,
+    blocks: Sequence[str | nn.Module] | None,
+    public: Tensor | None,
+    classes: int,
+) -> Task:
+    ours = named_groups(module, groups or {})  # before copying: modules are found by identity
+    chain = split_blocks(module, blocks)
+    start, names = _state(module)
+    evaluator = swap(copy.deepcopy(module)).eval()
+    trainer = swap(copy.deepcopy(module)).train()
+    all_groups = {**default_groups(module), **ours}
+
+    def apply(model: Model, x: Tensor) -> Tensor:
+        return functional_call(evaluator, {names[k]: v for k, v in model.items()}, (x,))
+
+    def forward(model: Model, batch: Batch) -> tuple[Tensor, Model]:
+        state = {names[k]: v for k, v in model.items()}
+        with batch_context(batch.get("mask"), batch.get("key")):
+            logits = functional_call(trainer, state, (batch["x"],))  # a rebound buffer is written back to `state`
+        return logits, {k: state[names[k]] for k in model if k.startswith(BUFFER)}
+
+    def features(model: Model, x: Tensor) -> Tensor:
+        head = evaluator.get_submodule(_owner(names[all_groups["head"][0]]))
+        seen: list[Tensor] = []
+        handle = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            apply(model, x)
+        finally:
+            handle.remove()
+        return seen[-1]
+
+    linear = isinstance(module, nn.Linear)
+    return Task(
+        apply=_linear_apply if linear else apply,
+        example_loss=loss.example,
+        init=lambda: {name: value.clone() for name, value in start.items()},
+        features=features if all_groups.get("head") else None,
+        groups=all_groups,
+        blocks=tuple(block.bind(evaluator, trainer) for block in chain),
+        public=public,
+        classes=classes,
+        kind=loss.kind,
+        forward=None if linear else forward,
+        gradient=_linear_gradient(loss) if linear else None,
+    )
+
+
+def _owner(name: str) -> str:
+    return name.rsplit(".", 1)[0] if "." in name else ""
+
+
+def _state(module: nn.Module) -> tuple[Model, dict[str, str]]:
+    """The start, and for each of our names torch's name. Integer buffers stay in the module: they never travel."""
+    start: dict[str, Tensor] = {k: v.detach().clone() for k, v in module.named_parameters()}
+    names = {k: k for k in start}
+    for name, value in module.named_buffers():
+        if value.is_floating_point():
+            start[BUFFER + name] = value.detach().clone()
+            names[BUFFER + name] = name
+    if not any(not k.startswith(BUFFER) for k in start):
+        raise InvalidArgument("the module has no parameters to train")
+    return start, names
+
+
+def _linear_apply(model: Model, x: Tensor) -> Tensor:
+    return F.linear(x.flatten(1), model["weight"], model.get("bias"))
+
+
+def _linear_gradient(loss: Loss) -> Callable[[Model, Batch], Model]:
+    """Gradient of the risk of a linear model, weights [.., K, d], rows [.., B, d], with or without a client axis."""
+
+    def gradient(model: Model, batch: Batch) -> Model:
+        weight = model["weight"]
+        x = batch["x"].flatten(weight.dim() - 1)
+        if "bias" in model:
+            product = torch.baddbmm if weight.dim() == 3 else torch.addmm
+            logits = product(model["bias"].unsqueeze(-2), x, weight.transpose(-1, -2))
+        else:
+            logits = x @ weight.transpose(-1, -2)
+        residual = loss.residual(logits, batch["y"])
+        mask = batch.get("mask")
+        if mask is None:
+            residual /= x.shape[-2]
+        else:
+            residual *= (mask / mask.sum(-1, keepdim=True).clamp(min=1)).unsqueeze(-1)
+        out = {"weight": residual.transpose(-1, -2) @ x}
+        if "bias" in model:
+            out["bias"] = residual.sum(-2)
+        return out
+
+    return gradient

@@ -1,0 +1,1 @@
+"""The papers' constants and step sizes."""
