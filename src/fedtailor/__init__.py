@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedtailor.engine.compare import Comparison, compare
     from fedtailor.engine.run import run
     from fedtailor.laws import check_algorithm
-    from fedtailor.local import SGD, Adam, descend, linear, prox, scan
+    from fedtailor.local import SGD, Adam, descend, prox, scan
     from fedtailor.local.schedule import Cosine, Exponential, Harmonic, Milestones
     from fedtailor.runs.history import Run
     from fedtailor.task import Task
@@ -40,7 +40,7 @@ _HOMES = {
     "fedtailor.engine.compare": ("Comparison", "compare"),
     "fedtailor.engine.run": ("run",),
     "fedtailor.laws": ("check_algorithm",),
-    "fedtailor.local": ("SGD", "Adam", "descend", "linear", "prox", "scan"),
+    "fedtailor.local": ("SGD", "Adam", "descend", "prox", "scan"),
     "fedtailor.local.schedule": ("Cosine", "Exponential", "Harmonic", "Milestones"),
     "fedtailor.runs.history": ("Run",),
     "fedtailor.task": ("Task",),
@@ -74,7 +74,6 @@ __all__ = [
     "check_algorithm",
     "compare",
     "descend",
-    "linear",
     "models",
     "prox",
     "run",

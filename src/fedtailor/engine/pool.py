@@ -1,29 +1,30 @@
-"""Worker processes: forked once, one thread each, fed one client at a time over a pipe.
+"""Worker processes: forked once, one thread each, given one client at a time.
 
-They are forked (not spawned), so models and data need not be picklable and are not copied. What travels is trees of
-tensors, as NumPy arrays, between a process and its own children.
+They are forked (not spawned), so models and data need not be picklable and are not copied. Tensors pass through memory that
+parent and child share; the pipe carries only what says where they lie.
 """
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedtailor.errors import FedtailorError, WorkerDied
 
 Job = tuple[Callable[..., Any], int, tuple[Any, ...]]
+ALIGN = 64
 
 
 def cores() -> int:
@@ -33,19 +34,71 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-class _Array:
-    """A tensor on the pipe."""
+@dataclass(frozen=True)
+class _Place:
+    """A tensor in shared memory."""
 
-    def __init__(self, array: np.ndarray[Any, Any]) -> None:
-        self.array = array
-
-
-def _dump(value: Any) -> bytes:
-    return pickle.dumps(_convert(value, lambda v: _Array(v.detach().numpy()) if isinstance(v, Tensor) else v), protocol=5)
+    start: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
 
 
-def _load(data: bytes) -> Any:
-    return _convert(pickle.loads(data), lambda v: torch.from_numpy(v.array) if isinstance(v, _Array) else v)
+class _Memory:
+    """Memory that one side writes and the other reads; it grows as needed. Made before the fork, seen by both."""
+
+    def __init__(self) -> None:
+        self._file = os.memfd_create("fedtailor")
+        self._map: mmap.mmap | None = None
+
+    def _reach(self, size: int) -> mmap.mmap:
+        if self._map is None or len(self._map) < size:
+            if os.fstat(self._file).st_size < size:
+                os.ftruncate(self._file, size)
+            self._map = mmap.mmap(self._file, os.fstat(self._file).st_size)
+        return self._map
+
+    def write(self, value: Any) -> tuple[Any, int]:
+        """(``value`` with its tensors replaced by their places, bytes used)."""
+        tensors: list[tuple[Tensor, _Place]] = []
+        used = 0
+
+        def place(leaf: Any) -> Any:
+            nonlocal used
+            if not isinstance(leaf, Tensor):
+                return leaf
+            tensors.append((leaf, _Place(used, tuple(leaf.shape), leaf.dtype)))
+            used += -(-leaf.numel() * leaf.element_size() // ALIGN) * ALIGN
+            return tensors[-1][1]
+
+        placed = _convert(value, place)
+        memory = self._reach(used) if used else None
+        for tensor, where in tensors:
+            if tensor.numel():
+                assert memory is not None
+                self._view(memory, where).copy_(tensor.detach())
+        return placed, used
+
+    def read(self, placed: Any, used: int, copy: bool) -> Any:
+        """The value back; without ``copy`` its tensors are the memory itself, good until the next write."""
+        memory = self._reach(used) if used else None
+
+        def fetch(leaf: Any) -> Any:
+            if not isinstance(leaf, _Place):
+                return leaf
+            if memory is None or 0 in leaf.shape:
+                return torch.empty(leaf.shape, dtype=leaf.dtype)
+            view = self._view(memory, leaf)
+            return view.clone() if copy else view
+
+        return _convert(placed, fetch)
+
+    @staticmethod
+    def _view(memory: mmap.mmap, where: _Place) -> Tensor:
+        count = int(torch.Size(where.shape).numel())
+        return torch.frombuffer(memory, dtype=where.dtype, count=count, offset=where.start).view(where.shape)
+
+    def close(self) -> None:
+        os.close(self._file)
 
 
 def _convert(value: Any, leaf: Callable[[Any], Any]) -> Any:
@@ -56,39 +109,69 @@ def _convert(value: Any, leaf: Callable[[Any], Any]) -> Any:
     return leaf(value)
 
 
+class _Worker:
+    """The parent's end of one worker."""
+
+    def __init__(self, context: Any, shared: _Memory, siblings: list[_Worker]) -> None:
+        fork = multiprocessing.get_context("fork")
+        self.pipe, theirs = fork.Pipe()
+        self.down, self.up = _Memory(), _Memory()
+        # a worker must not hold its siblings' pipes: it would never see the parent's death
+        foreign = [self.pipe, *(other.pipe for other in siblings)]
+        arguments = (context, theirs, shared, self.down, self.up, foreign)
+        self.process = fork.Process(target=_serve, args=arguments, daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def give(self, job: Job) -> None:
+        self.pipe.send(("job", self.down.write(job)))
+
+    def take(self) -> Any:
+        good, (placed, used) = self.pipe.recv()
+        if not good:
+            raise placed
+        return self.up.read(placed, used, copy=True)
+
+    def close(self) -> None:
+        self.pipe.close()
+        self.process.join(timeout=1)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        self.down.close()
+        self.up.close()
+
+
 class Pool:
     """``run`` gives the results of jobs in the order of the jobs, whichever worker did them."""
 
     def __init__(self, context: Any, size: int) -> None:
         self.size = size
-        fork = multiprocessing.get_context("fork")
-        self._pipes: list[Connection] = []
-        self._processes = []
+        self._shared = _Memory()
+        self._workers: list[_Worker] = []
         for _ in range(size):
-            ours, theirs = fork.Pipe()
-            # a worker must not hold its siblings' ends: it would never see the parent's death
-            process = fork.Process(target=_serve, args=(context, theirs, [*self._pipes, ours]), daemon=True)
-            process.start()
-            theirs.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
+            self._workers.append(_Worker(context, self._shared, self._workers))
 
     def run(self, shared: Any, jobs: Iterator[Job]) -> Iterator[Any]:
-        message = _dump(shared)
+        """Each job is ``function(context, shared, client, *arguments)``."""
         try:
-            for pipe in self._pipes:
-                pipe.send_bytes(b"s" + message)
+            message = self._shared.write(shared)
+            for worker in self._workers:
+                worker.pipe.send(("shared", message))
             yield from self._in_order(jobs)
         except (EOFError, ConnectionResetError, BrokenPipeError) as error:
-            codes = [p.exitcode for p in self._processes if p.exitcode is not None]
+            codes = [w.process.exitcode for w in self._workers if w.process.exitcode is not None]
             self.close()
             raise WorkerDied(
                 f"a worker process died (exit code {codes[0] if codes else 'unknown'}), most often for lack of memory; "
                 "use fewer workers=, or workers=1"
             ) from error
+        except BaseException:
+            self.close()  # a job may be under way: its answer must not be taken for that of a later one
+            raise
 
     def _in_order(self, jobs: Iterator[Job]) -> Iterator[Any]:
-        idle, busy, done = list(self._pipes), dict[Connection, int](), dict[int, Any]()
+        idle, busy, done = list(self._workers), dict[Connection, tuple[_Worker, int]](), dict[int, Any]()
         sent = given = 0
         ended = False
         while True:
@@ -97,9 +180,9 @@ class Pool:
                 if job is None:
                     ended = True
                     break
-                pipe = idle.pop()
-                pipe.send_bytes(b"j" + _dump(job))
-                busy[pipe] = sent
+                worker = idle.pop()
+                worker.give(job)
+                busy[worker.pipe] = worker, sent
                 sent += 1
             while given in done:
                 yield done.pop(given)
@@ -108,44 +191,36 @@ class Pool:
                 if ended:
                     return
                 continue
-            for ready in wait(list(busy)):
-                pipe = cast(Connection, ready)
-                good, value = _load(pipe.recv_bytes())
-                if not good:
-                    self.close()
-                    raise value
-                done[busy.pop(pipe)] = value
-                idle.append(pipe)
+            for pipe in wait(list(busy)):
+                worker, number = busy.pop(cast(Connection, pipe))
+                done[number] = worker.take()
+                idle.append(worker)
 
     def close(self) -> None:
-        for pipe in self._pipes:
-            pipe.close()
-        for process in self._processes:
-            process.join(timeout=1)
-            if process.is_alive():
-                process.kill()
-                process.join()
-        self._pipes, self._processes = [], []
+        if self._workers:
+            for worker in self._workers:
+                worker.close()
+            self._workers = []
+            self._shared.close()
 
 
-def _serve(context: Any, pipe: Connection, others: list[Connection]) -> None:
+def _serve(context: Any, pipe: Connection, common: _Memory, down: _Memory, up: _Memory, foreign: list[Connection]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    for other in others:
+    for other in foreign:
         other.close()
     torch.set_num_threads(1)
     shared: Any = None
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
-            message = pipe.recv_bytes()
-            if message[:1] == b"s":
-                shared = _load(message[1:])
+            what, message = pipe.recv()
+            if what == "shared":
+                shared = common.read(*message, copy=False)
                 continue
-            function, client, arguments = _load(message[1:])
+            function, client, arguments = down.read(*message, copy=False)
             try:
-                result = True, function(context, shared, client, *arguments)
+                pipe.send((True, up.write(function(context, shared, client, *arguments))))
             except FedtailorError as error:
-                result = False, error
+                pipe.send((False, (error, 0)))
             except Exception as error:
                 text = "".join(traceback.format_exception(error))
-                result = False, RuntimeError(f"in a worker process, client {client}:\n{text}")
-            pipe.send_bytes(_dump(result))
+                pipe.send((False, (RuntimeError(f"in a worker process, client {client}:\n{text}"), 0)))

@@ -39,12 +39,17 @@ class Mean(Reduce):
         for path, leaf in tree.items(uploads):
             if not leaf.is_floating_point():
                 raise InvalidArgument(f"the upload {path!r} is of type {leaf.dtype} and cannot be averaged; upload floats")
-        part = tree.map(lambda leaf: torch.tensordot(weights.to(leaf), leaf, 1), uploads), weights.sum()
-        return part if state is None else (tree.add(state[0], part[0]), state[1] + part[1])
+        total, mass = state or (tree.map(lambda leaf: torch.zeros_like(leaf[0]), uploads), 0.0)
+        for sum_, leaf in zip(tree.leaves(total), tree.leaves(uploads), strict=True):
+            if len(weights) == 1:
+                sum_.add_(leaf[0], alpha=float(weights[0]))
+            else:
+                sum_.add_(torch.tensordot(weights.to(leaf), leaf, 1))
+        return total, mass + float(weights.sum())
 
     def finish(self, state: Any) -> Any:
         total, mass = state
-        return tree.map(lambda leaf: leaf / mass.to(leaf), total)
+        return tree.map(lambda leaf: leaf / mass, total)
 
 
 class Stack(Reduce):

@@ -1,0 +1,93 @@
+"""W2: CNN2 on 28x28 images, 20 clients x 500 rows, batch 32, one epoch; and a ResNet-18-like network with batches of 64.
+The loop engine with one worker against the bare loop on one thread, with two against the bare loop on two threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import fedtailor as ft
+from benchmarks import bare
+from benchmarks.players import Player
+from benchmarks.timing import on_threads, turn_about
+from fedtailor.engine.loop import LoopEngine
+
+LR = 0.05
+
+
+class Block(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1 = nn.GroupNorm(8, outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm2 = nn.GroupNorm(8, outputs)
+        self.short = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if stride != 1 or inputs != outputs else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm2(self.conv2(self.norm1(self.conv1(x)).relu()))
+        return (y + self.short(x)).relu()
+
+
+def resnet18(classes: int = 10) -> nn.Module:
+    """ResNet-18's blocks behind the ImageNet stem (7x7 stride 2, pooling), for 32x32 images."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.GroupNorm(8, 64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    width = 64
+    for outputs, stride in ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1)):
+        layers.append(Block(width, outputs, stride))
+        width = outputs
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
+
+
+def _case(name: str, net: nn.Module, shape: tuple[int, ...], clients: int, rows: int, batch: int, two: float, goes: int) -> list[dict[str, Any]]:
+    torch.manual_seed(0)
+    pairs = [(torch.randn(rows, *shape), torch.randint(10, (rows,))) for _ in range(clients)]
+    federation = ft.Federation.from_arrays(pairs, [(x[:2], y[:2]) for x, y in pairs])
+    algorithm = ft.FedAvg(lr=LR, epochs=1)
+    torch.set_num_threads(1)
+    one_worker = Player(algorithm, federation, net, batch, clients, LoopEngine, workers=1)
+    two_workers = Player(algorithm, federation, net, batch, clients, LoopEngine, workers=2)
+
+    def loop() -> None:
+        bare.fedavg_round(net, pairs, 1, batch, LR)
+
+    with two_workers.engine:
+        seconds = turn_about(
+            {
+                "one worker": on_threads(1, one_worker),
+                "bare, one thread": on_threads(1, loop),
+                "two workers": on_threads(1, two_workers),
+                "bare, two threads": on_threads(2, loop),
+            },
+            goes,
+        )
+    torch.set_num_threads(1)
+    found = []
+    for ours, other, wanted in (("one worker", "bare, one thread", 1.05), ("two workers", "bare, two threads", two)):
+        ratio = seconds[ours] / seconds[other]
+        found.append(
+            {
+                "case": f"{name}, {ours} against {other}",
+                "ours_ms": 1e3 * seconds[ours],
+                "bare_ms": 1e3 * seconds[other],
+                "figure": f"{ratio:.2f}x the time",
+                "wanted": f"at most {wanted}x",
+                "met": ratio <= wanted,
+            }
+        )
+    return found
+
+
+def run(goes: int = 5) -> list[dict[str, Any]]:
+    cnn = ft.models.cnn(2, (28, 28), 10)
+    return [
+        *_case("W2 CNN2", cnn, (1, 28, 28), 20, 500, 32, 0.85, goes),
+        *_case("W3 ResNet-18-like", resnet18(), (3, 32, 32), 4, 128, 64, 0.75, goes)[1:],
+    ]
+
+
+if __name__ == "__main__":
+    for row in run():
+        print(row)
