@@ -21,9 +21,9 @@ class Block(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.norm1 = nn.GroupNorm(8, outputs)
+        self.norm1 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.norm2 = nn.GroupNorm(8, outputs)
+        self.norm2 = nn.BatchNorm2d(outputs)
         self.short = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if stride != 1 or inputs != outputs else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ class Block(nn.Module):
 
 def resnet18(classes: int = 10) -> nn.Module:
     """ResNet-18's blocks behind the ImageNet stem (7x7 stride 2, pooling), for 32x32 images."""
-    layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.GroupNorm(8, 64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     width = 64
     for outputs, stride in ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1)):
         layers.append(Block(width, outputs, stride))
@@ -84,7 +84,7 @@ def run(goes: int = 5) -> list[dict[str, Any]]:
     cnn = ft.models.cnn(2, (28, 28), 10)
     return [
         *_case("W2 CNN2", cnn, (1, 28, 28), 20, 500, 32, 0.85, goes),
-        *_case("W3 ResNet-18-like", resnet18(), (3, 32, 32), 4, 128, 64, 0.75, goes)[1:],
+        *_case("W3 ResNet-18-like", resnet18(), (3, 32, 32), 4, 256, 64, 0.75, goes)[1:],
     ]
 
 

@@ -105,7 +105,8 @@ def _leaves(branch: Any) -> list[Tensor] | None:
 
 def _walk(risk: Risk, task: Task | None, params: Any, data: Batches, opt: Optimizer, penalty: Penalty) -> Any:
     """One client, real batches: automatic or closed-form gradient, steps in place on private copies."""
-    own = [leaf.detach().clone() for leaf in tree.leaves(params)]
+    wide = task is not None and task.channels_last
+    own = [_private(leaf, wide) for leaf in tree.leaves(params)]
     model = tree.refill(params, iter(own))
     buffers, state = _buffers(params), opt.init(own)
     center, slope = _leaves(penalty.center), _leaves(penalty.slope)
@@ -116,14 +117,23 @@ def _walk(risk: Risk, task: Task | None, params: Any, data: Batches, opt: Optimi
     for k, batch in enumerate(data.batches()):
         if gradient is None:
             with torch.enable_grad():
-                grads = list(torch.autograd.grad(risk(model, batch), own, allow_unused=True, materialize_grads=True))
+                risk(model, batch).backward(inputs=own)
+            grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in own]
+            for leaf in own:
+                leaf.grad = None
         else:
             closed = gradient(model, batch)
             grads = [closed[name] for name in model]
         with torch.no_grad():
             grads = add_gradient(grads, own, buffers, penalty.pull, center, slope)
             opt.step_(own, grads, state, k, buffers, stacked=False)
-    return tree.map(torch.Tensor.detach, model)
+        del grads  # freed before the next backward pass, which reuses the memory
+    return tree.map(lambda leaf: leaf.detach().contiguous(), model)
+
+
+def _private(leaf: Tensor, channels_last: bool) -> Tensor:
+    wide = channels_last and leaf.dim() == 4
+    return leaf.detach().clone(memory_format=torch.channels_last if wide else torch.contiguous_format)
 
 
 def _traced(risk: Risk, params: Any, data: Mapping[str, Tensor], opt: Optimizer, penalty: Penalty) -> Any:

@@ -49,4 +49,6 @@ def cnn(convolutions: int, shape: tuple[int, ...], outputs: int) -> nn.Sequentia
     layers.append(nn.Flatten())
     with torch.no_grad():
         flat = nn.Sequential(*layers)(torch.zeros(1, *full)).shape[1]
-    return nn.Sequential(*layers, nn.Linear(flat, 128), nn.ReLU(), nn.Linear(128, outputs))
+    network = nn.Sequential(*layers, nn.Linear(flat, 128), nn.ReLU(), nn.Linear(128, outputs))
+    network.channels_last = True  # type: ignore[assignment]
+    return network

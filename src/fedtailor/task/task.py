@@ -41,6 +41,7 @@ class Task:
     kind: str = "classification"
     forward: Callable[[Model, Batch], tuple[Tensor, Model]] | None = None
     gradient: Callable[[Model, Batch], Model] | None = None
+    channels_last: bool = False  # convolutions run faster on a CPU with their weights in this layout
 
     def risk(self, model: Model, batch: Batch) -> Tensor:
         """Mean loss over the real rows of a batch (the risk to descend on).
@@ -75,7 +76,8 @@ class Task:
 
         ``loss`` is ``cross_entropy``, ``mse`` (half the squared error) or ``bce`` (several 0/1 labels). ``groups`` adds
         to or replaces the groups found by module (head, body, norm); ``blocks`` names the layers in order where the
-        module is not an ``nn.Sequential``.
+        module is not an ``nn.Sequential``. A module with the attribute ``channels_last = True`` says that it never calls
+        ``view`` on a feature map; its convolutions then train faster in the loop engine.
         """
         if loss not in LOSSES:
             raise InvalidArgument(f"unknown loss {loss!r}; use one of {', '.join(LOSSES)}")
@@ -154,6 +156,7 @@ def _from_module(
         kind=loss.kind,
         forward=None if linear else forward,
         gradient=_linear_gradient(loss) if linear else None,
+        channels_last=bool(getattr(module, "channels_last", False)),
     )
 
 
