@@ -11,7 +11,16 @@ from torch import Tensor, nn
 Pairs = list[tuple[Tensor, Tensor]]
 
 
-def sgd(net: nn.Module, x: Tensor, y: Tensor, epochs: int, batch: int, lr: float, pull: float = 0.0, center: list[Tensor] | None = None) -> None:
+def sgd(
+    net: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    epochs: int,
+    batch: int,
+    lr: float,
+    pull: float = 0.0,
+    center: list[Tensor] | None = None,
+) -> None:
     """Epochs of SGD on one client; with ``center``, the gradient of pull/2 ||w - center||^2 is added."""
     opt = torch.optim.SGD(net.parameters(), lr=lr)
     for _ in range(epochs):
@@ -29,16 +38,19 @@ def sgd(net: nn.Module, x: Tensor, y: Tensor, epochs: int, batch: int, lr: float
 def fedavg_round(net: nn.Module, clients: Pairs, epochs: int, batch: int, lr: float) -> None:
     """One round of FedAvg; ``net`` becomes the average."""
     state = {k: v.clone() for k, v in net.state_dict().items()}
-    total = {k: torch.zeros_like(v) for k, v in state.items()}
+    total = {k: torch.zeros_like(v) if v.is_floating_point() else v for k, v in state.items()}
     for x, y in clients:
         net.load_state_dict(state)
         sgd(net, x, y, epochs, batch, lr)
         for k, v in net.state_dict().items():
-            total[k] += v / len(clients)
+            if v.is_floating_point():
+                total[k] += v / len(clients)
     net.load_state_dict(total)
 
 
-def fedclup_round(net: nn.Module, own: list[dict[str, Tensor]], clients: Pairs, epochs: int, batch: int, lr: float, lam: float) -> None:
+def fedclup_round(
+    net: nn.Module, own: list[dict[str, Tensor]], clients: Pairs, epochs: int, batch: int, lr: float, lam: float
+) -> None:
     """One round of FedCLUP with server_lr = 1/lam; ``own`` holds the personal models."""
     center = [p.detach().clone() for p in net.parameters()]
     total = {k: torch.zeros_like(v) for k, v in net.state_dict().items()}
@@ -51,7 +63,9 @@ def fedclup_round(net: nn.Module, own: list[dict[str, Tensor]], clients: Pairs, 
     net.load_state_dict(total)
 
 
-def ditto_round(net: nn.Module, own: list[dict[str, Tensor]], clients: Pairs, epochs: int, batch: int, lr: float, lam: float) -> None:
+def ditto_round(
+    net: nn.Module, own: list[dict[str, Tensor]], clients: Pairs, epochs: int, batch: int, lr: float, lam: float
+) -> None:
     """One round of Ditto: FedAvg, and a personal model beside it."""
     center = [p.detach().clone() for p in net.parameters()]
     personal = copy.deepcopy(net)

@@ -19,7 +19,14 @@ class Player:
     """Calling it plays the next round."""
 
     def __init__(
-        self, algorithm: Algorithm, federation: Federation, model: str | nn.Module, batch: int | None, cohort: int, engine: Any, **options: Any
+        self,
+        algorithm: Algorithm,
+        federation: Federation,
+        model: str | nn.Module,
+        batch: int | None,
+        cohort: int,
+        engine: Any,
+        **options: Any,
     ) -> None:
         task = build_task(model, federation, 0, torch.float32, bias=True)
         self.plan = make_plan(algorithm, task, federation, batch, 0, "uniform")

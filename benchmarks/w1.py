@@ -30,7 +30,11 @@ def run(goes: int = 5) -> list[dict[str, Any]]:
         return Player(algorithm, federation, model, BATCH, COHORT, VectorizedEngine)
 
     cases = {
-        "FedAvg, linear": (30, ours(ft.FedAvg(lr=LR, epochs=EPOCHS), "linear"), lambda: bare.fedavg_round(linear, some, EPOCHS, BATCH, LR)),
+        "FedAvg, linear": (
+            30,
+            ours(ft.FedAvg(lr=LR, epochs=EPOCHS), "linear"),
+            lambda: bare.fedavg_round(linear, some, EPOCHS, BATCH, LR),
+        ),
         "FedCLUP, linear": (
             20,
             ours(ft.FedCLUP(lam=LAM, lr=LR, epochs=EPOCHS), "linear"),
@@ -41,7 +45,11 @@ def run(goes: int = 5) -> list[dict[str, Any]]:
             ours(ft.Ditto(lam=LAM, lr=LR, epochs=EPOCHS), "linear"),
             lambda: bare.ditto_round(linear, ditto, some, EPOCHS, BATCH, LR, LAM),
         ),
-        "FedAvg, MLP 32": (10, ours(ft.FedAvg(lr=LR, epochs=EPOCHS), "mlp:32"), lambda: bare.fedavg_round(mlp, some, EPOCHS, BATCH, LR)),
+        "FedAvg, MLP 32": (
+            10,
+            ours(ft.FedAvg(lr=LR, epochs=EPOCHS), "mlp:32"),
+            lambda: bare.fedavg_round(mlp, some, EPOCHS, BATCH, LR),
+        ),
     }
     rows = []
     for name, (wanted, player, loop) in cases.items():

@@ -41,7 +41,9 @@ def resnet18(classes: int = 10) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
 
 
-def _case(name: str, net: nn.Module, shape: tuple[int, ...], clients: int, rows: int, batch: int, two: float, goes: int) -> list[dict[str, Any]]:
+def _case(
+    name: str, net: nn.Module, shape: tuple[int, ...], clients: int, rows: int, batch: int, two: float, goes: int
+) -> list[dict[str, Any]]:
     torch.manual_seed(0)
     pairs = [(torch.randn(rows, *shape), torch.randint(10, (rows,))) for _ in range(clients)]
     federation = ft.Federation.from_arrays(pairs, [(x[:2], y[:2]) for x, y in pairs])

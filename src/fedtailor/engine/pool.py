@@ -79,8 +79,9 @@ class _Memory:
                 self._view(memory, where).copy_(tensor.detach())
         return placed, used
 
-    def read(self, placed: Any, used: int, copy: bool) -> Any:
+    def read(self, message: tuple[Any, int], copy: bool) -> Any:
         """The value back; without ``copy`` its tensors are the memory itself, good until the next write."""
+        placed, used = message
         memory = self._reach(used) if used else None
 
         def fetch(leaf: Any) -> Any:
@@ -128,10 +129,10 @@ class _Worker:
         self.pipe.send(("job", self.down.write(job)))
 
     def take(self) -> Any:
-        good, (placed, used) = self.pipe.recv()
+        good, answer = self.pipe.recv()
         if not good:
-            raise placed
-        return self.up.read(placed, used, copy=True)
+            raise answer
+        return self.up.read(answer, copy=True)
 
     def close(self) -> None:
         self.pipe.close()
@@ -225,13 +226,13 @@ def _serve(context: Any, pipe: Connection, common: _Memory, down: _Memory, up: _
         while True:
             what, message = pipe.recv()
             if what == "shared":
-                shared = common.read(*message, copy=False)
+                shared = common.read(message, copy=False)
                 continue
-            function, client, arguments = down.read(*message, copy=False)
+            function, client, arguments = down.read(message, copy=False)
             try:
                 pipe.send((True, up.write(function(context, shared, client, *arguments))))
             except FedtailorError as error:
-                pipe.send((False, (error, 0)))
+                pipe.send((False, error))
             except Exception as error:
                 text = "".join(traceback.format_exception(error))
-                pipe.send((False, (RuntimeError(f"in a worker process, client {client}:\n{text}"), 0)))
+                pipe.send((False, RuntimeError(f"in a worker process, client {client}:\n{text}")))

@@ -58,19 +58,21 @@ def measure(task: Task, own: Tensor, shared: Tensor | None, y: Tensor, mask: Ten
 
 def _aucs(kind: str, logits: Tensor, y: Tensor, mask: Tensor) -> Numbers:
     scores = (logits[..., 1] - logits[..., 0]).unsqueeze(-1) if kind == "classification" else logits
-    targets = y.reshape(*scores.shape[:-1], -1)
-    return np.array([auc(s[m].numpy(), t[m].numpy()) for s, t, m in zip(scores, targets, mask, strict=True)])
+    return auc(scores.double().numpy(), y.reshape(scores.shape).numpy() > 0.5, mask.numpy())
 
 
-def auc(scores: NDArray[Any], targets: NDArray[Any]) -> float:
-    """Area under the ROC curve, mean over the columns that hold both classes (NaN if none does); ties count half."""
-    found = []
-    for score, target in zip(scores.T, targets.T, strict=True):
-        positive = target > 0.5
-        p, n = int(positive.sum()), int((~positive).sum())
-        if p and n:
-            found.append((rankdata(score)[positive].sum() - p * (p + 1) / 2) / (p * n))
-    return float(np.mean(found)) if found else float("nan")
+def auc(scores: NDArray[Any], positive: NDArray[Any], mask: NDArray[Any]) -> Numbers:
+    """Area under the ROC curve per client, by ranks (ties count half): scores and labels [clients, rows, labels].
+
+    Mean over the labels of which a client has both kinds of rows; NaN if there is none.
+    """
+    real = mask[:, :, None]
+    ranks = rankdata(np.where(real, scores, np.nan), axis=1, nan_policy="omit")
+    p, n = (positive & real).sum(1), (~positive & real).sum(1)
+    known = (p > 0) & (n > 0)
+    above = np.where(positive & real, ranks, 0).sum(1) - p * (p + 1) / 2
+    areas = np.where(known, above / np.where(known, p * n, 1), 0)
+    return np.where(known.any(1), areas.sum(1) / np.maximum(known.sum(1), 1), np.nan)
 
 
 def accuracy_on(task: Task, logits: Tensor, y: Tensor) -> Numbers:

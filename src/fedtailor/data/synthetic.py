@@ -1,0 +1,106 @@
+"""Generated federations with known truth: R is in the *data*, not only in the target.
+
+In every generator client i's parameters are w_i = w_0 + (a deviation of size R), and labels or targets are drawn from the
+model with those parameters.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtailor.data import rng
+from fedtailor.data.federation import Federation
+from fedtailor.errors import InvalidArgument
+
+Array = NDArray[np.float64]
+
+
+def clup_logistic(
+    clients: int = 10, rows: int = 200, d: int = 10, R: float = 1.0, seed: int = 0, test_rows: int = 200, separate: bool = True
+) -> Federation:
+    """CLUP section 6: x ~ N(v_k, diag(j^-1.2)), v_k ~ N(0, I) (zero if not ``separate``); w_k = w_0 + R delta_k with
+    delta_k ~ N(0, I/d), labels drawn from the sigmoid (the authors' code takes the sign, which makes R invisible)."""
+    _positive(clients=clients, rows=rows, d=d, test_rows=test_rows)
+    draw = rng.generator(seed, "clup-logistic")
+    scale = np.arange(1, d + 1) ** -0.6
+    center = draw.normal(size=d)
+    truth = [center + R * draw.normal(size=d) / np.sqrt(d) for _ in range(clients)]
+    means = [draw.normal(size=d) * separate for _ in range(clients)]
+
+    def some(i: int, n: int) -> tuple[Array, NDArray[np.int64]]:
+        x = means[i] + draw.normal(size=(n, d)) * scale
+        return x, _coin(draw, x @ truth[i])
+
+    return _make("clup-logistic", some, truth, clients, rows, test_rows)
+
+
+def clup_regression(
+    clients: int = 10,
+    rows: int = 100,
+    d: int = 10,
+    kappa: float = 10.0,
+    R: float = 1.0,
+    noise: float = 0.1,
+    seed: int = 0,
+    test_rows: int = 100,
+) -> Federation:
+    """CLUP Figures 7-8: least squares whose Hessians X'X/n have eigenvalues spaced evenly in log from 1 to ``kappa`` exactly,
+    on every client (mu = 1, L = kappa), in directions of its own; w_k = w_0 + R delta_k, delta_k on the unit sphere."""
+    _positive(clients=clients, d=d, test_rows=test_rows)
+    if rows < d:
+        raise InvalidArgument(f"clup-regression needs at least d = {d} rows per client, not {rows}")
+    if kappa < 1:
+        raise InvalidArgument(f"the condition number kappa must be at least 1, not {kappa}")
+    draw = rng.generator(seed, "clup-regression")
+    spectrum = np.logspace(0, np.log10(kappa), d) if d > 1 else np.ones(1)
+    center = draw.normal(size=d)
+    truth = [center + R * _unit(draw, d) for _ in range(clients)]
+    turns = [np.linalg.qr(draw.normal(size=(d, d)))[0] for _ in range(clients)]
+
+    def some(i: int, n: int) -> tuple[Array, Array]:
+        basis = np.linalg.qr(draw.normal(size=(n, d)))[0] if n >= d else draw.normal(size=(n, d)) / np.sqrt(n)
+        x = np.sqrt(n) * basis * np.sqrt(spectrum) @ turns[i].T  # X'X/n = Q diag(spectrum) Q'
+        return x, x @ truth[i] + noise * draw.normal(size=n)
+
+    return _make("clup-regression", some, truth, clients, rows, test_rows)
+
+
+def minimax_logistic(
+    clients: int = 5, rows: int = 100, d: int = 100, R: float = 1.0, seed: int = 0, test_rows: int = 100
+) -> Federation:
+    """MINIMAX Appendix D: w ~ N(0, I), w_i = w + R v_i with v_i a random unit vector negatively correlated with w;
+    x ~ N(0, I), labels drawn from the sigmoid."""
+    _positive(clients=clients, rows=rows, d=d, test_rows=test_rows)
+    draw = rng.generator(seed, "minimax-logistic")
+    center = draw.normal(size=d)
+    directions = [_unit(draw, d) for _ in range(clients)]
+    truth = [center + R * (-v if v @ center > 0 else v) for v in directions]
+
+    def some(i: int, n: int) -> tuple[Array, NDArray[np.int64]]:
+        x = draw.normal(size=(n, d))
+        return x, _coin(draw, x @ truth[i])
+
+    return _make("minimax-logistic", some, truth, clients, rows, test_rows)
+
+
+def _unit(draw: np.random.Generator, d: int) -> Array:
+    v = draw.normal(size=d)
+    return v / np.linalg.norm(v)
+
+
+def _coin(draw: np.random.Generator, logits: Array) -> NDArray[np.int64]:
+    return (draw.random(len(logits)) < 1 / (1 + np.exp(-logits))).astype(np.int64)
+
+
+def _positive(**counts: int) -> None:
+    for name, value in counts.items():
+        if value < 1:
+            raise InvalidArgument(f"{name} must be at least 1, not {value}")
+
+
+def _make(name: str, some: object, truth: list[Array], clients: int, rows: int, test_rows: int) -> Federation:
+    assert callable(some)
+    train = [some(i, rows) for i in range(clients)]
+    test = [some(i, test_rows) for i in range(clients)]
+    return Federation.from_arrays(train, test, truth=truth, name=name)

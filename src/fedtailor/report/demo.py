@@ -1,0 +1,46 @@
+"""``make demo``: eight methods on scikit-learn's digits, 20 clients with skewed labels; a table and report.html."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+import fedtailor as ft
+from fedtailor.report.page import cell, columns, headline, write
+
+
+def methods() -> list[ft.Algorithm]:
+    return [
+        ft.Local(lr=0.5, epochs=5),
+        ft.FedAvg(lr=0.5, epochs=5),
+        ft.FedAvgFT(lr=0.5, epochs=5, finetune_epochs=5),
+        ft.FedProx(mu=0.1, lr=0.5, epochs=5),
+        ft.FedProxPersonal(lam=0.1, lr=0.5, epochs=5),
+        ft.FedCLUP(lam=0.1, lr=0.5, epochs=5),
+        ft.PFedMe(lam=1.0, lr=0.1, inner_lr=0.1, epochs=5),
+        ft.Ditto(lam=0.1, lr=0.5, epochs=5),
+    ]
+
+
+def main(path: str = "report.html", rounds: int = 40) -> None:
+    console = Console()
+    federation = ft.Federation.load("digits", clients=20, partition="dirichlet:0.3")
+    console.print(federation)
+    with Progress(console=console, disable=not console.is_terminal) as progress:
+        todo = progress.add_task("rounds", total=len(methods()) * rounds)
+        comparison = ft.compare(methods(), federation, rounds=rounds, batch_size=16, callback=lambda _: progress.advance(todo))
+    shown = columns("acc")
+    table = Table("method", *shown.values())
+    for label, run in comparison.items():
+        table.add_row(label, *(cell(key, run.summary[key]) for key in shown))
+    console.print(table)
+    best = headline(comparison)
+    console.print(f"Best on validation: {best['best']}, personal accuracy {best['acc_personal']:.4f} on test.")
+    console.print(f"The report is in {write(comparison, path)}.")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "report.html")
