@@ -31,7 +31,7 @@ class FedCLUP(Algorithm):
     same_batch: bool = False
 
     has_theory = True  # Corollary 2: lr, server_lr and steps
-    limits = (Limit({"lam": 0.0}, "Local"),)
+    limits = (Limit({"lam": 0.0, "same_batch": False}, "Local"),)
 
     def work(self):
         return {"train": amount(self.steps, self.epochs, same_batch=self.same_batch)}

@@ -33,7 +33,7 @@ class PFedMe(Algorithm):
     beta: float = param(1.0, gt=0)
     warm_start: bool = True
 
-    limits = (Limit({"lam": 0.0, "inner_steps": 1, "inner_lr": 0.1, "lr": 0.1}, "Local", also={"lr": 0.1}),)
+    limits = (Limit({"lam": 0.0, "inner_steps": 1, "inner_lr": 0.1, "warm_start": True}, "Local", also={"lr": 0.1}),)
 
     def init_server(self, task):
         return {"model": task.init()}, {}

@@ -64,6 +64,10 @@ def indices(
     per_epoch = -(-sizes // batch_size)  # batches per epoch
     drawn = 1 if work.same_batch else int(np.max(-(-counts // per_epoch), initial=1))
     order = permutations(keys, sizes, drawn)  # [clients, epochs, widest], -1 past a client's size
+    whole = sizes <= batch_size  # a client that is one batch keeps its order, whoever else is in the chunk
+    if whole.any():
+        natural = np.where(np.arange(widest) < sizes[whole, None], np.arange(widest), -1)
+        order[whole] = natural[:, None, :]
     if work.same_batch:
         return np.broadcast_to(order[:, :, :width], (len(sizes), steps, width)), counts
     longest = int(per_epoch.max())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -33,7 +34,10 @@ def main(path: str = "report.html", rounds: int = 40) -> None:
         todo = progress.add_task("rounds", total=len(methods()) * rounds)
         comparison = ft.compare(methods(), federation, rounds=rounds, batch_size=16, callback=lambda _: progress.advance(todo))
     shown = columns("acc")
-    table = Table("method", *shown.values())
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("method", no_wrap=True)
+    for title in shown.values():
+        table.add_column(title.replace("accuracy", ""), justify="right", min_width=6)
     for label, run in comparison.items():
         table.add_row(label, *(cell(key, run.summary[key]) for key in shown))
     console.print(table)

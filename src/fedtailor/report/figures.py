@@ -33,10 +33,8 @@ def lines(curves: Mapping[str, Sequence[tuple[float, float]]], across: str, up: 
         )
 
     out = [_axes(across, up)]
-    for y in _ticks(y0, y1):
-        out.append(_text(LEFT - 6, place(x0, y)[1] + 4, f"{y:.3g}", "end"))
-    for x in _ticks(x0, x1):
-        out.append(_text(place(x, y0)[0], HEIGHT - BOTTOM + 16, f"{x:.0f}", "middle"))
+    out += [_text(LEFT - 6, place(x0, y)[1] + 4, f"{y:.3g}", "end") for y in _ticks(y0, y1)]
+    out += [_text(place(x, y0)[0], HEIGHT - BOTTOM + 16, f"{x:.0f}", "middle") for x in _ticks(x0, x1)]
     for i, (label, curve) in enumerate(curves.items()):
         colour, dash = COLOURS[i % len(COLOURS)], DASHES[i // 2 % len(DASHES)]
         path = " ".join(f"{a:.1f},{b:.1f}" for a, b in (place(x, y) for x, y in curve))
@@ -56,10 +54,10 @@ def gains(values: Sequence[float], across: str, up: str) -> str:
     middle = TOP + (HEIGHT - TOP - BOTTOM) / 2
     slot = (WIDTH - LEFT - 20) / len(ranked)
     out = [_axes(across, up), f'<line x1="{LEFT}" x2="{WIDTH - 20}" y1="{middle}" y2="{middle}" stroke="#333"/>']
-    for y in (span, 0.0, -span):
-        out.append(_text(LEFT - 6, middle - y / span * (HEIGHT - TOP - BOTTOM) / 2 + 4, f"{y:+.2f}", "end"))
+    half = (HEIGHT - TOP - BOTTOM) / 2
+    out += [_text(LEFT - 6, middle - y / span * half + 4, f"{y:+.2f}", "end") for y in (span, 0.0, -span)]
     for i, value in enumerate(ranked):
-        size = abs(value) / span * (HEIGHT - TOP - BOTTOM) / 2
+        size = abs(value) / span * half
         top = middle - size if value > 0 else middle
         colour = COLOURS[0] if value > 0 else COLOURS[1]
         out.append(

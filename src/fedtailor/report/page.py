@@ -21,8 +21,8 @@ figure{margin:1.5rem 0}figcaption{color:#555}
 """
 LEGEND = (
     "<b>personal</b> and <b>shared</b>: mean over clients on their own test rows, of the personal model and of the shared model "
-    "with no local step. <b>on all rows</b>: personal models on the union of the test rows. <b>benefit</b>: share of clients whose "
-    "personal model is strictly better than the shared one. <b>worst 10%</b>: mean over the worst tenth of the clients. "
+    "with no local step. <b>on all rows</b>: personal models on the union of the test rows. <b>benefit</b>: share of clients "
+    "whose personal model is strictly better than the shared one. <b>worst 10%</b>: mean over the worst tenth of the clients. "
     "<b>trained</b>: numbers a client trains in a round."
 )
 
