@@ -7,13 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make import numbered
 from scipy import stats
 
 from fedtailor import Work
 from fedtailor.data import Batches, rng
 from fedtailor.data.batches import indices, permutations, step_keys
 from fedtailor.data.feed import Feed
+from tests.make import numbered
 
 quick = settings(deadline=None, max_examples=60, derandomize=True, database=None)
 

@@ -69,10 +69,10 @@ def test_cohorts_differ_between_rounds_and_seeds():
 
 
 def test_sampling_leaves_the_global_random_state_alone():
-    np.random.seed(0)  # noqa: NPY002
-    before = np.random.get_state()[1].copy()  # noqa: NPY002
+    np.random.seed(0)
+    before = np.random.get_state()[1].copy()
     sample(100, 10, 0, 0)
-    assert np.array_equal(before, np.random.get_state()[1])  # noqa: NPY002
+    assert np.array_equal(before, np.random.get_state()[1])
 
 
 @pytest.mark.parametrize(("clients", "size"), [(20, 5), (20, 13), (3, 1)])

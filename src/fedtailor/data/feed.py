@@ -78,7 +78,7 @@ class Feed:
         index, keys = self._index(clients, round, phase)
         train = self.federation.train
         real = index >= 0
-        if index.strides[1] == 0 and real.all():  # the same rows in every step: gather once
+        if index.shape[1] and index.strides[1] == 0 and real.all():  # the same rows in every step: gather once
             rows = index[:, 0] + train.offsets[clients][:, None]
             steps = index.shape[1]
             x, y = self._gather(f"x/{phase}", train.x, rows), self._gather(f"y/{phase}", train.y, rows)

@@ -1,0 +1,225 @@
+"""The public surface: run, Run, compare, Federation; engines and workers; what is written."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedtailor as ft
+from fedtailor import tree
+from fedtailor.runs.store import Store
+
+SUMMARY = (
+    "algorithm dataset clients rounds seed engine seconds acc_personal acc_global acc_global_test share_benefit worst_decile both_correct "
+    "global_only personal_only bytes_down bytes_up trained_parameters personal_parameters epsilon"
+).split()
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return ft.Federation.load("digits", clients=6, partition="dirichlet:0.5")
+
+
+def equal(a, b):
+    return all(torch.equal(x, y) for x, y in zip(tree.leaves(a), tree.leaves(b), strict=True))
+
+
+def test_all_is_exactly_what_is_exported():
+    assert sorted(ft.__all__) == sorted(set(ft.__all__))
+    for name in ft.__all__:
+        assert getattr(ft, name) is not None
+    assert set(dir(ft)) == {*ft.__all__, "__version__"}
+    with pytest.raises(AttributeError, match="nothing"):
+        ft.nothing  # noqa: B018
+
+
+def test_importing_starts_no_thread_and_touches_no_network():
+    code = """
+import socket, sys, threading
+def refuse(*a, **k): raise OSError("network")
+socket.socket.connect = refuse
+socket.getaddrinfo = refuse
+import fedtailor as ft
+assert "torch" not in sys.modules, "torch is loaded when first needed"
+ft.run, ft.FedAvg, ft.check_algorithm
+import os
+assert threading.active_count() == 1
+assert len(os.listdir("/proc/self/task")) == 1 if os.path.isdir("/proc/self/task") else True
+"""
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PATH": ""}
+    )
+
+
+def test_the_ten_lines_of_the_readme(digits):
+    run = ft.run(
+        ft.FedCLUP(lam=0.5, lr=0.1, steps=20),
+        digits,
+        model="linear",
+        rounds=3,
+        batch_size=None,
+        cohort=1.0,
+        seed=0,
+        engine="auto",
+    )
+    assert set(run.shared) == {"model"}
+    assert run.personal[3]["model"]["weight"].shape == (10, 64)
+    assert len(run.personal) == 6
+    assert len(list(run.personal)) == 6
+    x, _ = digits.test.client(3)
+    assert run.predict(3, x).shape == (len(x), 10)
+    assert run.predict("3", x.numpy()).shape == (len(x), 10)
+    assert run.predict_global(x).shape == (len(x), 10)
+    assert [r["round"] for r in run.history] == [0, 1, 2]
+    assert set(SUMMARY) <= set(run.summary)
+    json.dumps(run.summary), json.dumps(run.history)
+    assert "FedCLUP" in repr(run)
+    with pytest.raises(IndexError):
+        run.personal[6]
+
+
+@pytest.mark.parametrize("model", ["linear", "mlp:8"])
+def test_numbers_do_not_depend_on_workers_or_on_the_listing_of_clients(digits, model):
+    options = {"rounds": 3, "batch_size": 16, "cohort": 0.5, "engine": "loop"}
+    alone = ft.run(ft.Ditto(epochs=1), digits, model, workers=1, **options)
+    for workers in (2, 3):
+        assert equal(ft.run(ft.Ditto(epochs=1), digits, model, workers=workers, **options).shared, alone.shared)
+    turned = ft.run(ft.Ditto(epochs=1), digits.take([5, 3, 1, 0, 2, 4]), model, workers=1, **options)
+    assert equal(turned.shared, alone.shared)
+    for name in digits.names:
+        assert equal(turned.personal[name], alone.personal[name])
+
+
+def test_a_longer_run_begins_as_a_shorter_one_and_seeds_differ(digits):
+    options = {"batch_size": 16, "cohort": 0.5, "evaluate_every": 1}
+    short = ft.run(ft.FedAvg(epochs=1), digits, rounds=3, **options)
+    long = ft.run(ft.FedAvg(epochs=1), digits, rounds=5, **options)
+    kept = ("round", "acc_personal", "loss_personal", "bytes_up")
+    assert [{k: r[k] for k in kept} for r in long.history[:3]] == [{k: r[k] for k in kept} for r in short.history]
+    other = ft.run(ft.FedAvg(epochs=1), digits, rounds=3, seed=1, **options)
+    assert not equal(other.shared, short.shared)
+
+
+def test_auto_says_what_it_chose_and_falls_back_where_vmap_cannot(digits):
+    assert ft.run(ft.FedAvg(epochs=1), digits, rounds=1, engine="auto").summary["engine_reason"].split(":")[0] in (
+        "loop",
+        "vectorized",
+    )
+
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(64, 10)
+
+        def forward(self, x):
+            y = self.layer(x)
+            return y if float(y.detach().sum()) > 0 else 2 * y  # depends on the data: vmap refuses
+
+    run = ft.run(ft.FedAvg(epochs=1), digits, Branches(), rounds=1, engine="auto")
+    assert run.summary["engine"] == "loop"
+    assert "cannot be vectorized" in run.summary["engine_reason"]
+
+
+def test_any_module_and_the_three_kinds_of_task():
+    draw = np.random.default_rng(0)
+    x = [draw.normal(size=(20, 4)).astype(np.float32) for _ in range(3)]
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+    before = tree.clone(dict(net.named_parameters()))
+    labels = ft.Federation.from_arrays([(a, draw.integers(0, 2, 20)) for a in x], [(a, draw.integers(0, 2, 20)) for a in x])
+    assert labels.kind == "classification"
+    assert ft.run(ft.FedAvg(), labels, net, rounds=1).summary["auc_personal"] is not None
+    several = ft.Federation.from_arrays(
+        [(a, draw.integers(0, 2, (20, 2))) for a in x], [(a, draw.integers(0, 2, (20, 2))) for a in x]
+    )
+    assert several.kind == "multilabel"
+    assert 0 <= ft.run(ft.FedAvg(), several, net, rounds=1).summary["acc_personal"] <= 1
+    numbers = ft.Federation.from_arrays([(a, a[:, 0]) for a in x], [(a, a[:, 0]) for a in x])
+    run = ft.run(ft.FedAvg(), numbers, rounds=1)
+    assert "mse_personal" in run.summary
+    assert "acc_personal" not in run.summary
+    assert run.predict(0, x[0]).shape == (20,)
+    assert equal(dict(net.named_parameters()), before)
+    counts = ft.Federation.from_arrays([(a, np.arange(20)) for a in x], [(a, np.arange(20)) for a in x])
+    assert "mse_personal" in ft.run(ft.FedAvg(lr=1e-3), counts, rounds=1, task="regression").summary
+
+
+def test_weights_by_size_are_the_share_of_rows():
+    clients = [(np.ones((n, 1)), np.full(n, float(n))) for n in (1, 3)]
+    federation = ft.Federation.from_arrays(clients, clients)
+    options = {"rounds": 1, "bias": False, "dtype": "float64"}
+    # one step of size 1 from zero brings client i to its target n_i
+    assert ft.run(ft.FedAvg(lr=1.0), federation, weights="uniform", **options).model()["weight"].item() == pytest.approx(2.0)
+    assert ft.run(ft.FedAvg(lr=1.0), federation, weights="size", **options).model()["weight"].item() == pytest.approx(
+        (1 * 1 + 3 * 3) / 4
+    )
+
+
+def test_compare_uses_the_same_everything(digits):
+    found = ft.compare([ft.Local(epochs=1), ft.FedAvg(epochs=1), ft.FedAvg(epochs=2)], digits, rounds=2, batch_size=16)
+    assert list(found) == ["Local", "FedAvg", "FedAvg 2"]
+    assert [set(row) for row in found.table("acc_personal")] == [{"method", "acc_personal"}] * 3
+    assert equal(
+        found["FedAvg"].shared,
+        ft.run(ft.FedAvg(epochs=1), digits, rounds=2, batch_size=16, engine=found["FedAvg"].summary["engine"]).shared,
+    )
+
+
+def test_the_run_directory(tmp_path, digits):
+    run = ft.run(ft.FedAvg(epochs=1), digits, rounds=2, out=tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == run.summary
+    lines = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
+    assert len(lines) == 2 + 6
+    assert equal(tree.unpack((tmp_path / "run" / "checkpoints" / "shared.safetensors").read_bytes()), run.shared)
+    assert not list(tmp_path.rglob("*.part"))
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_the_store_keeps_rows_and_only_touched_ones(tmp_path, on_disk):
+    store = Store(1_000_000, tmp_path / "state" if on_disk else None)
+    one = {"model": {"weight": torch.randn(3, 4, 5), "buffer:n": torch.randn(3, 2)}}
+    store.put(np.array([7, 999_999, 3]), one)
+    assert equal(store.get(np.array([3, 7])), tree.map(lambda t: t[[2, 0]], one))
+    assert store.born.sum() == 3
+    if on_disk:
+        used = sum(f.stat().st_blocks * 512 for f in (tmp_path / "state").iterdir())
+        assert used < 1_000_000  # 88 MB are reserved, a few pages are used
+
+
+def test_callback_sees_every_round_and_evaluation_can_wait_for_the_end(digits):
+    seen = []
+    ft.run(ft.FedAvg(epochs=1), digits, rounds=4, evaluate_every=0, callback=seen.append)
+    assert [("acc_personal" in r) for r in seen] == [False, False, False, True]
+
+
+def test_threads_are_given_back(digits):
+    torch.set_num_threads(2)
+    try:
+        ft.run(ft.FedAvg(), digits, rounds=1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_worker_processes_end_with_the_run_and_errors_come_home(digits):
+    import multiprocessing
+
+    class Breaks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(64, 10)
+
+        def forward(self, x):
+            if self.training and torch.is_grad_enabled() and multiprocessing.parent_process() is not None:
+                raise ValueError("no good here")
+            return self.layer(x)
+
+    with pytest.raises(RuntimeError, match="no good here"):
+        ft.run(ft.FedAvg(), digits, Breaks(), rounds=1, engine="loop", workers=2)
+    ft.run(ft.FedAvg(), digits, rounds=1, engine="loop", workers=2)
+    assert not multiprocessing.active_children()
