@@ -7,7 +7,7 @@ from html import escape
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
 DASHES = ("", "6 3", "2 3", "8 3 2 3")
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 300, 56, 150, 14, 44
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 300, 70, 150, 14, 44
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
@@ -69,7 +69,7 @@ def gains(values: Sequence[float], across: str, up: str) -> str:
 def _axes(across: str, up: str) -> str:
     base = HEIGHT - BOTTOM
     frame = f'<path d="M{LEFT} {TOP} V{base} H{WIDTH - 20}" fill="none" stroke="#333"/>'
-    turned = f'<text x="14" y="{base / 2}" transform="rotate(-90 14 {base / 2})" text-anchor="middle">{escape(up)}</text>'
+    turned = f'<text x="16" y="{base / 2}" transform="rotate(-90 16 {base / 2})" text-anchor="middle">{escape(up)}</text>'
     return frame + turned + _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, across, "middle")
 
 

@@ -71,7 +71,7 @@ def page(comparison: Comparison) -> str:
     words = [
         f"{len(comparison)} methods on {escape(first.summary['dataset'])}: {first.summary['clients']} clients, "
         f"{first.summary['rounds']} rounds, seed {first.summary['seed']}.",
-        f"Best for the clients is <b>{escape(best['best'])}</b> (chosen by {escape(best['chosen_by'])}): its personal models "
+        f"Best for the clients is <b>{escape(best['best'])}</b> (chosen on {'validation' if best['chosen_by'].startswith('val_') else 'test, for lack of validation rows'}): its personal models "
         f"reach {best[f'{name}_personal']:.4f} on the clients' own test rows.",
     ]
     if best["share_benefit"] is not None:
