@@ -28,7 +28,7 @@ NAMES = ["ann", "bob", "cyd"]
 def refused(kind: type[errors.FedtailorError], *words: str):
     """The block raises ``kind``; its message holds ``words`` and a fix, in one line."""
     with pytest.raises(kind) as caught:
-        yield
+        yield caught
     message = str(caught.value)
     for word in words:
         assert word in message, f"{word!r} is not in {message!r}"
@@ -112,8 +112,9 @@ def test_features_that_are_not_numbers(dtype):
 
 
 def test_features_that_are_complex_tensors():
-    with refused(errors.InvalidData, "train x of client bob"):
-        make(x=torch.ones(6, 3, dtype=torch.complex64))
+    turned = [(torch.tensor(x).to(torch.complex64), y) for x, y in good()["train"]]
+    with refused(errors.InvalidData, "train x of client ann"):
+        ft.Federation.from_arrays(turned, turned, names=NAMES)
 
 
 @pytest.mark.parametrize("y", [["cat"] * 6, np.array([0, 1, None, 0, 1, 0], object)], ids=["strings", "objects"])
@@ -247,18 +248,18 @@ def test_a_shared_model_where_there_is_none():
 
 @pytest.mark.parametrize("method", [ft.FedCLUP, ft.Ditto, ft.FedProxPersonal, ft.PFedMe])
 @pytest.mark.parametrize("lam", [-0.1, float("nan"), "much"])
-def test_a_negative_lam(method, lam):
+def test_a_lam_that_is_not_a_number_from_zero_up(method, lam):
     with refused(errors.InvalidArgument, method.__name__, "lam", str(lam)):
         method(lam=lam)
 
 
-@pytest.mark.parametrize("mu", [-1.0, float("nan")])
-def test_a_negative_mu(mu):
+@pytest.mark.parametrize("mu", [-1.0, float("nan"), "much"])
+def test_a_mu_that_is_not_a_number_from_zero_up(mu):
     with refused(errors.InvalidArgument, "FedProx", "mu"):
         ft.FedProx(mu=mu)
 
 
-@pytest.mark.parametrize("lr", [0, -0.1, float("nan"), True, None, [0.1]])
+@pytest.mark.parametrize("lr", [0, -0.1, float("nan"), True, None, [0.1], "0.1"])
 def test_a_step_size_that_is_not_above_zero(lr):
     with refused(errors.InvalidArgument, "FedAvg", "lr", str(lr)):
         ft.FedAvg(lr=lr)
@@ -375,10 +376,8 @@ def test_an_unknown_model_that_is_near_nothing_lists_all():
         run(model="transformer")
 
 
-@pytest.mark.parametrize("name", ["mlp:", "mlp:0", "mlp:a,b", "mlp:3,", "linear:4"])
+@pytest.mark.parametrize("name", ["mlp:0", "mlp:a,b", "mlp:3,", "linear:4"])
 def test_an_option_of_a_model_that_cannot_be_read(name):
-    if name == "mlp:":
-        pytest.skip("an empty option is no option")
     with refused(errors.InvalidArgument, name.split(":")[0]):
         run(model=name)
 
@@ -479,14 +478,10 @@ def test_divergence_names_the_round_and_the_client(method, engine):
     data = pairs([5, 6, 7], kind="regression")
     data = [(x * (1e3 if i == 1 else 0), y) for i, (x, y) in enumerate(data)]
     fed = ft.Federation.from_arrays(data, data, names=NAMES)
-    with refused(errors.Diverged, "round 0", "client bob", "smaller lr") as _, pytest.raises(errors.Diverged) as caught:
-        try:
-            ft.run(method(lr=1e9, steps=20), fed, bias=False, rounds=3, engine=engine)
-        except errors.Diverged as error:
-            assert error.round == 0
-            assert error.clients == ["bob"]
-            raise
-    assert caught is not None
+    with refused(errors.Diverged, "round 0", "client bob", "smaller lr") as caught:
+        ft.run(method(lr=1e9, steps=20), fed, bias=False, rounds=3, engine=engine)
+    assert caught.value.round == 0
+    assert caught.value.clients == ["bob"]
 
 
 @pytest.mark.parametrize("engine", ["loop", "vectorized"])
@@ -494,10 +489,11 @@ def test_divergence_in_a_later_round_names_that_round(engine):
     """x = 1, y = 1 from w = 0: the error grows by 1e9 in each of two steps a round, 1e18 in round 0, above 3.4e38 in round 2."""
     one = [(np.ones((4, 1)), np.ones(4))] * 2
     fed = ft.Federation.from_arrays(one, one, names=["ann", "bob"], task="regression")
-    with pytest.raises(errors.Diverged) as caught:
+    with refused(errors.Diverged, "round 2", "client") as caught:
         ft.run(ft.Local(lr=1e9, steps=2), fed, bias=False, rounds=5, engine=engine, evaluate_every=0)
     assert caught.value.round == 2
-    assert "round 2" in str(caught.value)
+    assert caught.value.clients
+    assert all(name in ("ann", "bob") and name in str(caught.value) for name in caught.value.clients)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from fedtailor.data.batches import Work
 from fedtailor.errors import InvalidArgument
 from fedtailor.local import SGD, Optimizer, Schedule
 from fedtailor.local.schedule import at
-from fedtailor.server.reduce import Reduce, mean
 from fedtailor.task import Task
 
 Tree = Any
@@ -83,7 +82,7 @@ class Algorithm(ABC):
     opt: Optimizer = field(default_factory=SGD)
     radius: float | None = param(None, gt=0)
 
-    reduce: ClassVar[Reduce] = mean
+    reduce: ClassVar[Any] = "mean"  # or "stack" where the server must see uploads one by one, or a server.reduce.Reduce
     roll_call: ClassVar[bool] = False  # True: round 0 visits every client
     has_theory: ClassVar[bool] = False  # True: steps="theory" is resolved before the run (theory/rates.py)
     limits: ClassVar[tuple[Limit, ...]] = ()

@@ -19,6 +19,7 @@ from fedtailor.data.federation import Federation, Split
 from fedtailor.data.feed import Feed
 from fedtailor.errors import Diverged
 from fedtailor.runs.store import Store
+from fedtailor.server.reduce import Reduce, named
 from fedtailor.task import Task
 
 Ids = NDArray[np.int64]
@@ -34,6 +35,10 @@ class Plan:
     federation: Federation
     feed: Feed
     weights: NDArray[np.float64]
+
+    @property
+    def reduce(self) -> Reduce:
+        return named(self.algorithm.reduce)
 
     def stateless(self) -> bool:
         """No personal state and nothing to personalise: everyone predicts with the shared model."""

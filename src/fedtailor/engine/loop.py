@@ -77,14 +77,14 @@ class LoopEngine(Engine):
     def round(self, shared: Any, ids: Ids, rnd: Round, store: Store) -> Any:
         ids = self.canonical(ids)
         weights = torch.from_numpy(self.plan.weights[ids])
-        state = self.plan.algorithm.reduce.start()
+        state = self.plan.reduce.start()
         for place, (upload, personal) in enumerate(self._visits(shared, ids, rnd, store)):
             one = ids[place : place + 1]
             upload, personal = lift(upload), lift(personal)
             self.check_finite(one, rnd, upload=upload, personal=personal)
             store.put(one, personal)
-            state = self.plan.algorithm.reduce.add(state, upload, weights[place : place + 1], torch.tensor([place]))
-        return self.plan.algorithm.reduce.finish(state)
+            state = self.plan.reduce.add(state, upload, weights[place : place + 1], torch.tensor([place]))
+        return self.plan.reduce.finish(state)
 
     def _visits(self, shared: Any, ids: Ids, rnd: Round, store: Store) -> Iterator[tuple[Any, Any]]:
         """(upload, personal) of each client, in order."""

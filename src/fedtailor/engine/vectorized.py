@@ -28,7 +28,7 @@ class VectorizedEngine(Engine):
         plan, algorithm = self.plan, self.plan.algorithm
         ids = self.canonical(ids)
         place = {int(c): i for i, c in enumerate(ids)}
-        state = algorithm.reduce.start()
+        state = plan.reduce.start()
         for chunk in self._chunks(ids, shared, self._load(ids)):
             data = plan.feed.many(chunk, rnd.number)
             personal = self._state(shared, chunk, store, data)
@@ -40,8 +40,8 @@ class VectorizedEngine(Engine):
             self.check_finite(chunk, rnd, upload=upload, personal=personal)
             store.put(chunk, personal)
             places = torch.tensor([place[int(c)] for c in chunk])
-            state = algorithm.reduce.add(state, upload, torch.from_numpy(plan.weights[chunk]), places)
-        return algorithm.reduce.finish(state)
+            state = plan.reduce.add(state, upload, torch.from_numpy(plan.weights[chunk]), places)
+        return plan.reduce.finish(state)
 
     def _state(self, shared: Any, ids: Ids, store: Store, data: Any) -> Any:
         """Personal trees of a chunk, leaves [clients, ...]: stored, or born now."""

@@ -88,3 +88,13 @@ class Trimmed(Stack):
 
 
 mean, stack, median = Mean(), Stack(), Median()
+REDUCES: dict[str, Reduce] = {"mean": mean, "stack": stack, "median": median, "trimmed": Trimmed()}
+
+
+def named(reduce: str | Reduce) -> Reduce:
+    """A reduce by name, or as it is."""
+    if isinstance(reduce, Reduce):
+        return reduce
+    if reduce not in REDUCES:
+        raise InvalidArgument(f"unknown reduce {reduce!r}; use one of {', '.join(REDUCES)}")
+    return REDUCES[reduce]
