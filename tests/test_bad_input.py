@@ -458,6 +458,11 @@ def test_a_model_with_an_output_of_many_axes():
         run(model=Wide())
 
 
+def test_a_model_whose_output_is_not_a_tensor():
+    with refused(errors.ModelMismatch, "output"):
+        run(model=nn.LSTM(3, 2))
+
+
 def test_a_module_without_parameters():
     with refused(errors.InvalidArgument, "no parameters"):
         run(model=nn.Flatten())

@@ -675,10 +675,31 @@ def test_the_users_module_is_never_changed_by_a_run(engine, training):
     assert all(p.grad is None and p.requires_grad for p in module.parameters())
 
 
+@pytest.mark.parametrize("engine", ["loop", "vectorized"])
+def test_parameters_that_the_user_froze_are_not_trained(engine):
+    """Fine-tuning the head of a trained network: requires_grad = False on the rest."""
+    module = seeded(lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)))
+    module[0].requires_grad_(False)
+    run = ft.run(ft.FedAvg(lr=0.5, steps=3), federation([6, 9], d=4), module, rounds=2, dtype="float64", engine=engine)
+    assert torch.equal(run.model()["0.weight"], module[0].weight)
+    assert not torch.equal(run.model()["2.weight"], module[2].weight)
+
+
+def test_making_a_task_leaves_the_module_alone():
+    module = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.3), nn.Linear(5, 2))
+    kinds, before = [type(m) for m in module.modules()], copy.deepcopy(module.state_dict())
+    task = Task.from_module(module)
+    task.forward(task.init(), {"x": torch.randn(6, 4), "key": torch.tensor(1)})
+    task.apply(task.init(), torch.randn(6, 4))
+    assert [type(m) for m in module.modules()] == kinds
+    assert all(m.training for m in module.modules())
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
 def test_the_start_of_a_task_is_a_copy_every_time():
     module = seeded(flat_norm)
     task = Task.from_module(module)
-    before = task.init()
+    before = {k: v.clone() for k, v in task.init().items()}
     for value in task.init().values():
         value.fill_(9.0)
     with torch.no_grad():

@@ -43,19 +43,34 @@ class Optimizer(ABC):
         return [[] for _ in params]
 
     def step_(
-        self, params: Sequence[Tensor], grads: Sequence[Tensor], state: State, step: int, buffers: Sequence[bool], stacked: bool
+        self,
+        params: Sequence[Tensor],
+        grads: Sequence[Tensor | None],
+        state: State,
+        step: int,
+        buffers: Sequence[bool],
+        rates: Sequence[float],
+        stacked: bool,
     ) -> None:
-        """One step in place. ``step`` counts from 0; ``stacked`` says that leaves have a first client axis."""
+        """One step in place. ``step`` counts from 0; ``stacked`` says that leaves have a first client axis.
+
+        ``rates`` multiplies the step size of each parameter; rate 0 is frozen. A gradient of None is zero.
+        """
         lr = self.lr(step) if callable(self.lr) else self.lr
-        for param, grad, memory, is_buffer in zip(params, grads, state, buffers, strict=True):
+        moved = []
+        for param, found, memory, is_buffer, rate in zip(params, grads, state, buffers, rates, strict=True):
+            if not rate:
+                continue
+            grad = torch.zeros_like(param) if found is None else found
             if is_buffer:
                 param.sub_(grad)
                 continue
             if self.weight_decay:
                 grad = grad.add(param, alpha=self.weight_decay)
-            self._move_(param, grad, memory, lr, step)
+            self._move_(param, grad, memory, lr * rate, step)
+            moved.append(param)
         if self.radius is not None:
-            _project_([p for p, is_buffer in zip(params, buffers, strict=True) if not is_buffer], self.radius, stacked)
+            _project_(moved, self.radius, stacked)
 
     @abstractmethod
     def _move_(self, param: Tensor, grad: Tensor, memory: list[Tensor], lr: float, step: int) -> None: ...

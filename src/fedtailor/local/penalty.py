@@ -50,26 +50,46 @@ def linear(slope: Any) -> Penalty:
     return Penalty(slope=slope)
 
 
+def aligned(branch: Any, params: Any) -> list[Tensor | None] | None:
+    """The leaves of a centre or slope in the order of ``params``; a flat one may leave names out (no pull there)."""
+    if branch is None:
+        return None
+    if all(isinstance(leaf, Tensor) for leaf in params.values()):
+        return [branch.get(name) for name in params]
+    return tree.leaves(branch)
+
+
 def add_gradient(
-    grads: list[Tensor],
+    grads: Sequence[Tensor | None],
     params: Sequence[Tensor],
     buffers: Sequence[bool],
+    rates: Sequence[float],
     pull: float | Tensor,
-    center: Sequence[Tensor] | None,
-    slope: Sequence[Tensor] | None,
-) -> list[Tensor]:
-    """The penalty's gradient added to the risk's (new tensors: the risk's gradients are not touched)."""
+    center: Sequence[Tensor | None] | None,
+    slope: Sequence[Tensor | None] | None,
+) -> list[Tensor | None]:
+    """The penalty's gradient added to the risk's (new tensors: the risk's gradients are not touched).
+
+    A gradient of None is zero: the parameter is frozen, or the risk does not depend on it.
+    """
     out = list(grads)
-    for i, is_buffer in enumerate(buffers):
-        if is_buffer:
+    for i, (param, is_buffer, rate) in enumerate(zip(params, buffers, rates, strict=True)):
+        if is_buffer or not rate:
             continue
-        if center is not None:
-            apart = params[i] - center[i]
-            if isinstance(pull, Tensor):
-                wide = pull.view(-1, *[1] * (apart.dim() - 1)) if pull.dim() else pull
-                out[i] = out[i] + wide * apart
-            else:
-                out[i] = torch.add(out[i], apart, alpha=pull)
+        middle = center[i] if center is not None else None
+        if middle is not None:
+            out[i] = _sum(out[i], _scaled(param - middle, pull))
         if slope is not None:
-            out[i] = out[i] + slope[i]
+            out[i] = _sum(out[i], slope[i])
     return out
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else a + b
+
+
+def _scaled(apart: Tensor, pull: float | Tensor) -> Tensor:
+    """pull * apart, where ``pull`` may hold one number per client (the first axis)."""
+    if isinstance(pull, Tensor) and pull.dim():
+        return pull.view(-1, *[1] * (apart.dim() - 1)) * apart
+    return apart * pull

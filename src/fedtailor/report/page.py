@@ -68,11 +68,12 @@ def page(comparison: Comparison) -> str:
     first = next(iter(comparison.values()))
     name = score_name(first.task.kind)
     shown = columns(name)
+    judge = "validation" if best["chosen_by"].startswith("val_") else "test, for lack of validation rows"
     words = [
         f"{len(comparison)} methods on {escape(first.summary['dataset'])}: {first.summary['clients']} clients, "
         f"{first.summary['rounds']} rounds, seed {first.summary['seed']}.",
-        f"Best for the clients is <b>{escape(best['best'])}</b> (chosen on {'validation' if best['chosen_by'].startswith('val_') else 'test, for lack of validation rows'}): its personal models "
-        f"reach {best[f'{name}_personal']:.4f} on the clients' own test rows.",
+        f"Best for the clients is <b>{escape(best['best'])}</b> (chosen on {judge}): its personal models reach "
+        f"{best[f'{name}_personal']:.4f} on the clients' own test rows.",
     ]
     if best["share_benefit"] is not None:
         words.append(f"{100 * best['share_benefit']:.0f} % of the clients do strictly better with it than with its shared model.")

@@ -1,0 +1,63 @@
+"""AL2SGD+: Hanzely, Hanzely, Horvath and Richtarik (2020), L-Katyusha on L2GD's problem (from memory, through
+the fact sheet).
+
+F(x) = (1/n) sum_i f_i(x_i) + lam/(2n) sum_i |x_i - xbar|^2 is sampled through its two summands around an anchor
+w whose whole gradient is known; one iteration per round, everybody takes part (`cohorts`, `weights` ignored).
+When `refresh` says so the anchor becomes the y of BEFORE the step, as in Kovalev et al.'s L-Katyusha and as the
+fact sheet's letters read (it writes y+ for the new one); anchor="new" takes the y of after it. rho is the
+probability behind `refresh` and enters the step sizes alone.
+"""
+
+import math
+
+import numpy as np
+
+
+def estimator(grad_full, x, w, coin, p, lam, grad_sample=None):
+    """g for one coin. x, w: (n, dim). grad_full(x): the (n, dim) rows grad f_i(x_i); grad_sample: the same on batches."""
+    n = len(x)
+    sample = grad_full if grad_sample is None else grad_sample
+    spread_w = w - w.mean(axis=0)
+    anchor = grad_full(w) / n + lam / n * spread_w
+    if coin:
+        return anchor + lam / (n * p) * ((x - x.mean(axis=0)) - spread_w)
+    return anchor + (sample(x) - sample(w)) / (n * (1.0 - p))
+
+
+def run(grad, clients, start, *, rounds, batches, cohorts, weights, eta, theta1, theta2, gamma, beta, p, rho, lam,
+        coins, refresh, anchor="old"):  # fmt: skip
+    y = np.stack([np.array(start, dtype=float)] * len(clients))
+    z, w = y.copy(), y.copy()
+    history = []
+    for k in range(rounds):
+
+        def full(points):
+            return np.stack([grad(v, X, t) for v, (X, t) in zip(points, clients, strict=True)])
+
+        def sample(points, k=k):
+            rows = []
+            for i, (X, t) in enumerate(clients):
+                idx = batches(k, i, "train")[0]
+                rows.append(grad(points[i], X[idx], t[idx]))
+            return np.stack(rows)
+
+        x = theta1 * z + theta2 * w + (1.0 - theta1 - theta2) * y
+        g = estimator(full, x, w, coins(k), p, lam, sample)
+        y_new = x - eta * g
+        z = beta * z + (1.0 - beta) * x + gamma / eta * (y_new - x)
+        if refresh(k):
+            w = y.copy() if anchor == "old" else y_new.copy()
+        y = y_new
+        history.append({"shared": y.mean(axis=0), "personal": [v.copy() for v in y]})
+    return history
+
+
+def theory(n, mu, L, lam, p, rho):
+    """Step sizes for f_i mu-strongly convex and L-smooth; F then has mu/n, L_F = (L + lam)/n and, for whole local
+    gradients, expected smoothness calL = max(L/(1-p), lam/p)/n (from memory; the fact sheet leaves both open)."""
+    mu_F, L_F, calL = mu / n, (L + lam) / n, max(L / (1.0 - p), lam / p) / n
+    eta = 1.0 / (4.0 * max(L_F, calL))
+    theta2 = calL / (2.0 * max(L_F, calL))
+    theta1 = min(0.5, math.sqrt(eta * mu_F * max(0.5, theta2 / rho)))
+    gamma = 1.0 / max(2.0 * mu_F, 4.0 * theta1 / eta)
+    return {"eta": eta, "theta1": theta1, "theta2": theta2, "gamma": gamma, "beta": 1.0 - gamma * mu_F}
