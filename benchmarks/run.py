@@ -12,8 +12,8 @@ from benchmarks import scale, w1, w2
 
 HEAD = """# Speed and memory
 
-Written by `make bench`. Every ratio is between two ways of doing the same steps, timed turn about in one run; times are medians of
-five goes and depend on the machine, ratios much less. W1 and W2 are described in `benchmarks/`.
+Written by `make bench`. Every ratio is between two ways of doing the same steps, timed turn about in one run; times are medians
+of five goes and depend on the machine, ratios much less. W1 and W2 are described in `benchmarks/`.
 
 | workload | ours, ms | bare PyTorch, ms | measured | wanted | met |
 |---|---|---|---|---|---|

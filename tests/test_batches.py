@@ -227,8 +227,8 @@ def test_padding_never_holds_another_clients_row(sizes, work, batch_size, round)
     source = feed(sizes, work=work, batch_size=batch_size, val=True)
     clients = np.arange(len(sizes))
     many = source.many(clients, round)
-    for part in (many, many["extra"], many["val"]):
-        owner = torch.as_tensor(clients, dtype=torch.float64).view(1, -1, 1)
+    for part, axes in ((many, (1, -1, 1)), (many["extra"], (1, -1, 1)), (many["val"], (1, -1))):  # the client axis is second
+        owner = torch.as_tensor(clients, dtype=torch.float64).view(axes)
         assert (part["x"][..., 0] == owner).all()
         assert (part["y"] == 1000 * part["x"][..., 0] + part["x"][..., 1]).all()
 

@@ -15,10 +15,11 @@ import fedtailor as ft
 from fedtailor import tree
 from fedtailor.runs.store import Store
 
-SUMMARY = (
-    "algorithm dataset clients rounds seed engine seconds acc_personal acc_global acc_global_test share_benefit worst_decile both_correct "
-    "global_only personal_only bytes_down bytes_up trained_parameters personal_parameters epsilon"
-).split()
+SUMMARY = [
+    *("algorithm", "dataset", "clients", "rounds", "seed", "engine", "seconds", "acc_personal", "acc_global", "acc_global_test"),
+    *("share_benefit", "worst_decile", "both_correct", "global_only", "personal_only", "bytes_down", "bytes_up"),
+    *("trained_parameters", "personal_parameters", "epsilon"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,10 @@ class Diverged(FedtailorError, ArithmeticError):
         )
         self.round = round
         self.clients = list(clients)
+        self._what = what
+
+    def __reduce__(self) -> tuple[type[Diverged], tuple[int, list[str], str]]:
+        return type(self), (self.round, self.clients, self._what)  # it may come home from a worker process
 
 
 class WorkerDied(FedtailorError, RuntimeError):

@@ -107,12 +107,12 @@ def where(condition: Tensor, a: Any, b: Any) -> Any:
 
 def dot(a: Any, b: Any) -> Tensor:
     """Inner product over all leaves."""
-    return sum((x * y).sum() for x, y in zip(leaves(a), leaves(b), strict=True))
+    return sum(leaves(map(lambda x, y: (x * y).sum(), a, b)), torch.zeros(()))
 
 
 def dist2(a: Any, b: Any) -> Tensor:
     """Squared Euclidean distance over all leaves."""
-    return sum(((x - y) ** 2).sum() for x, y in zip(leaves(a), leaves(b), strict=True))
+    return sum(leaves(map(lambda x, y: ((x - y) ** 2).sum(), a, b)), torch.zeros(()))
 
 
 def pick(model: Tree, names: Collection[str]) -> dict[str, Any]:
@@ -135,8 +135,11 @@ def shapes(tree: Any) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
 
 def pack(tree: Any) -> bytes:
     """A tree as bytes: safetensors, never pickle. This is what travels and what is stored."""
-    flat = {path: leaf.detach().cpu().contiguous() for path, leaf in items(tree)}
-    return _save(flat, metadata={"keys": json.dumps(map(lambda _: None, tree))})
+    found = list(items(tree))
+    # numbered, because two paths may read alike; cloned, because two leaves may be one tensor
+    flat = {str(i): leaf.detach().cpu().clone(memory_format=torch.contiguous_format) for i, (_, leaf) in enumerate(found)}
+    numbers = iter(range(len(found)))
+    return _save(flat, metadata={"keys": json.dumps(map(lambda _: next(numbers), tree))})
 
 
 def unpack(data: bytes) -> Any:
@@ -144,12 +147,4 @@ def unpack(data: bytes) -> Any:
     flat = _load(data)
     head = int.from_bytes(data[:8], "little")
     keys = json.loads(json.loads(data[8 : 8 + head])["__metadata__"]["keys"])
-    if keys is None:
-        return flat[""]
-
-    def fill(node: Any, path: str) -> Any:
-        if node is None:
-            return flat[path]
-        return {key: fill(value, f"{path}/{key}" if path else key) for key, value in node.items()}
-
-    return fill(keys, "")
+    return map(lambda number: flat[str(number)], keys)

@@ -30,19 +30,10 @@ def run(grad, clients, start, *, rounds, batches, cohorts, weights, eta, theta1,
     z, w = y.copy(), y.copy()
     history = []
     for k in range(rounds):
-
-        def full(points):
-            return np.stack([grad(v, X, t) for v, (X, t) in zip(points, clients, strict=True)])
-
-        def sample(points, k=k):
-            rows = []
-            for i, (X, t) in enumerate(clients):
-                idx = batches(k, i, "train")[0]
-                rows.append(grad(points[i], X[idx], t[idx]))
-            return np.stack(rows)
-
         x = theta1 * z + theta2 * w + (1.0 - theta1 - theta2) * y
-        g = estimator(full, x, w, coins(k), p, lam, sample)
+        coin = coins(k)
+        batch = None if coin else [batches(k, i, "train")[0] for i in range(len(clients))]
+        g = estimator(_rows(grad, clients), x, w, coin, p, lam, _rows(grad, clients, batch))
         y_new = x - eta * g
         z = beta * z + (1.0 - beta) * x + gamma / eta * (y_new - x)
         if refresh(k):
@@ -50,6 +41,14 @@ def run(grad, clients, start, *, rounds, batches, cohorts, weights, eta, theta1,
         y = y_new
         history.append({"shared": y.mean(axis=0), "personal": [v.copy() for v in y]})
     return history
+
+
+def _rows(grad, clients, batch=None):
+    def rows(points):
+        pick = [slice(None)] * len(clients) if batch is None else batch
+        return np.stack([grad(points[i], X[pick[i]], t[pick[i]]) for i, (X, t) in enumerate(clients)])
+
+    return rows
 
 
 def theory(n, mu, L, lam, p, rho):

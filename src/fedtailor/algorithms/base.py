@@ -7,9 +7,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -90,10 +92,12 @@ class Algorithm(ABC):
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
-            if not f.metadata or (value is None and f.default is None) or isinstance(value, (Schedule, str)):
+            if not f.metadata or (value is None and f.default is None) or isinstance(value, Schedule):
                 continue
+            if f.name == "steps" and isinstance(value, str):
+                continue  # judged below
             whole = "int" in str(f.type) and "float" not in str(f.type)
-            if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or value != value:
+            if isinstance(value, bool) or not isinstance(value, Integral if whole else Real) or not math.isfinite(value):
                 kind = "a whole number" if whole else "a number"
                 raise InvalidArgument(f"{type(self).__name__}: {f.name} must be {kind}, not {value!r}")
             for rule, bound in f.metadata.items():
@@ -103,8 +107,15 @@ class Algorithm(ABC):
         if isinstance(self.steps, str) and (self.steps != "theory" or not self.has_theory):
             known = "a whole number or 'theory'" if self.has_theory else "a whole number"
             raise InvalidArgument(f"{type(self).__name__}: steps must be {known}, not {self.steps!r}")
-        if self.steps is not None and self.epochs is not None:
-            raise InvalidArgument(f"{type(self).__name__}: give steps or epochs, not both")
+        if not isinstance(self.opt, Optimizer):
+            raise InvalidArgument(
+                f"{type(self).__name__}: opt must be an optimizer such as ft.SGD(momentum=0.9), not {self.opt!r}"
+            )
+        fields = {f.name for f in dataclasses.fields(self)}
+        for steps in (name for name in fields if name.endswith("steps")):
+            epochs = steps.removesuffix("steps") + "epochs"
+            if epochs in fields and getattr(self, steps) is not None and getattr(self, epochs) is not None:
+                raise InvalidArgument(f"{type(self).__name__}: give {steps} or {epochs}, not both")
 
     # -- what an engine needs to know before it calls -------------------------------------------------------------
     def work(self) -> Mapping[str, Work]:

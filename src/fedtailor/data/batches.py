@@ -121,7 +121,8 @@ class Batches(Mapping[str, Any]):
     ) -> None:
         self._x, self._y, self._index, self._keys = x, y, index, keys
         self._more = dict(more or {})
-        self._whole = bool(len(index)) and index.strides[0] == 0 and index.shape[1] == len(y)
+        same = len(index) > 0 and (len(index) == 1 or index.strides[0] == 0)
+        self._whole = same and np.array_equal(index[0], np.arange(len(y)))
         self._views: dict[str, Tensor] = {}
 
     @property

@@ -177,6 +177,8 @@ def _from_arrays(
 ) -> Federation:
     if task is not None and task not in KINDS:
         raise InvalidArgument(f"unknown task {task!r}; use one of {', '.join(KINDS)}")
+    if not isinstance(train, Sequence) or not isinstance(test, Sequence):
+        raise InvalidData("train and test must be lists with one pair (x, y) per client; for a dict, give its values and names=")
     if len(train) == 0:
         raise InvalidData("there are no clients; give train=[(x, y), ...] with one pair per client")
     names = tuple(str(n) for n in names) if names is not None else tuple(str(i) for i in range(len(train)))
@@ -198,13 +200,25 @@ def _from_arrays(
         train=splits["train"],
         test=splits["test"],
         val=splits.get("val"),
-        public=None if public is None else _tensor("public", public),
+        public=None if public is None else _public(public, splits["train"].x),
         names=names,
         kind=kind,
         labels=labels,
         truth=None if truth is None else [_truth(t, kind, labels) for t in truth],
         name=name,
     )
+
+
+def _public(value: Any, x: Tensor) -> Tensor:
+    rows = _tensor("public", value)
+    if rows.shape[1:] != x.shape[1:]:
+        raise InvalidData(
+            f"public rows have shape {tuple(rows.shape[1:])} but the clients' have {tuple(x.shape[1:])}; they must be the same"
+        )
+    rows = rows if rows.is_floating_point() else rows.to(x.dtype)
+    if not bool(torch.isfinite(rows).all()):
+        raise InvalidData("public has a value that is not finite (NaN or infinity); fill or drop it")
+    return rows
 
 
 def _truth(value: Any, kind: str, labels: int) -> Mapping[str, Tensor]:
@@ -221,8 +235,13 @@ def _truth(value: Any, kind: str, labels: int) -> Mapping[str, Tensor]:
 
 def _tensor(what: str, value: Any) -> Tensor:
     if isinstance(value, Tensor):
-        return value.detach()
-    array = np.asarray(value)
+        if value.is_complex():
+            raise InvalidData(f"{what} holds complex values; give real numbers, for instance x.abs() or torch.view_as_real(x)")
+        return value.detach().cpu()
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise InvalidData(f"{what} has rows of different lengths; give every row the same number of features") from error
     if array.dtype.kind not in "biuf":
         raise InvalidData(f"{what} holds {array.dtype} values; give numbers (encode categories as 0, 1, 2, ...)")
     if array.dtype == np.uint16 or array.dtype == np.uint32 or array.dtype == np.uint64:
@@ -236,14 +255,16 @@ def _join(split: str, pairs: Pairs, names: Sequence[str]) -> Split:
     sizes: list[int] = []
     for client, pair in zip(names, pairs, strict=True):
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise InvalidData(f"{split} of client {client} is not a pair (x, y)")
+            raise InvalidData(f"{split} of client {client} is not a pair (x, y); give [(x, y), ...], one pair per client")
         x, y = _tensor(f"{split} x of client {client}", pair[0]), _tensor(f"{split} y of client {client}", pair[1])
         if x.dim() < 2:
             raise InvalidData(
                 f"{split} x of client {client} has shape {tuple(x.shape)}; give rows by features, for instance x.reshape(-1, 1)"
             )
         if y.dim() == 0 or len(x) != len(y):
-            raise InvalidData(f"{split} of client {client} has {len(x)} rows of x but y of shape {tuple(y.shape)}")
+            raise InvalidData(
+                f"{split} of client {client} has {len(x)} rows of x but y of shape {tuple(y.shape)}; give one y per row"
+            )
         if len(y) == 0:
             raise InvalidData(f"client {client} has no {split} rows; leave the client out or give it rows")
         if y.dim() == 2 and y.shape[1] == 1:

@@ -71,7 +71,7 @@ class Feed:
             data[name] = self._padded(clients, round, name)
         if self.federation.val is not None:
             x, y, mask = self.whole(self.federation.val, clients)
-            data["val"] = {"x": x.unsqueeze(0), "y": y.unsqueeze(0), "mask": mask.unsqueeze(0)}
+            data["val"] = {"x": x.movedim(0, 1), "y": y.movedim(0, 1), "mask": mask.to(x).movedim(0, 1)}  # clients second
         return data
 
     def _padded(self, clients: NDArray[np.int64], round: int, phase: str) -> dict[str, Tensor]:

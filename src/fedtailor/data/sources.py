@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -58,7 +59,8 @@ def load(name: str, **options: Any) -> Federation:
         near = difflib.get_close_matches(name, SOURCES, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"the data sets are {', '.join(SOURCES)}"
         raise InvalidArgument(f"unknown data set {name!r}; {hint}")
-    try:
-        return SOURCES[name](**options)
-    except TypeError as error:
-        raise InvalidArgument(f"data set {name!r}: {str(error).split(')', 1)[-1].strip() or error}") from error
+    known = inspect.signature(SOURCES[name]).parameters
+    for option in options:
+        if option not in known:
+            raise InvalidArgument(f"data set {name!r} has no option {option!r}; use {', '.join(known)}")
+    return SOURCES[name](**options)

@@ -87,9 +87,11 @@ def descend(
     ``risk`` is ``task.risk``, or any function of (params, batch); ``params`` may then be any tree. ``rates`` multiplies the step
     size of single parameters; with rate 0 a parameter (or buffer) is frozen: no gradient, no decay, no momentum.
     """
-    rates, penalty = rates or {}, penalty or Penalty()
-    _note(params, rates)
     task = _own_risk(risk)
+    rates, penalty = rates or {}, penalty or Penalty()
+    if task is not None and task.frozen:
+        rates = {**rates, **dict.fromkeys(task.frozen, 0.0)}
+    _note(params, rates)
     if isinstance(data, Batches):
         return _walk(risk, task, params, data, opt, penalty, rates)
     if task is not None:

@@ -6,6 +6,7 @@ norm statistics) move with step one: their gradient is (old - new), see ``Task.r
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +33,7 @@ class Optimizer(ABC):
     radius: float | None = None
 
     def __post_init__(self) -> None:
-        if self.weight_decay < 0:
+        if not 0 <= self.weight_decay < math.inf:
             raise InvalidArgument(f"weight_decay must be at least 0, not {self.weight_decay}")
 
     def using(self, lr: Rate, radius: float | None) -> Self:
@@ -111,6 +112,12 @@ class Adam(Optimizer):
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
+            if not 0 <= beta < 1:
+                raise InvalidArgument(f"{name} must be in [0, 1), not {beta}")
 
     def init(self, params: Sequence[Tensor]) -> State:
         return [[torch.zeros_like(p), torch.zeros_like(p)] for p in params]

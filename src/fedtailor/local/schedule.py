@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fedtailor.errors import InvalidArgument
+
 Rate = float | Callable[[int], float]
 
 
@@ -15,6 +17,12 @@ class Schedule(ABC):
 
     @abstractmethod
     def at(self, round: int) -> Rate: ...
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            fine = not isinstance(value, (int, float)) or value > 0 or (name == "end" and value == 0)
+            if not fine:
+                raise InvalidArgument(f"{type(self).__name__}: {name} must be greater than 0, not {value}")
 
 
 def at(lr: float | Schedule, round: int) -> Rate:
@@ -63,6 +71,11 @@ class Harmonic(Schedule):
 
     scale: float
     per: str = "round"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.per not in ("round", "step"):
+            raise InvalidArgument(f"Harmonic: per must be 'round' or 'step', not {self.per!r}")
 
     def at(self, round: int) -> Rate:
         if self.per == "step":

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 class Linear(nn.Linear):
     """``nn.Linear`` that flattens its input; as a task it has its gradient in closed form."""
 
+    is_linear_task = True
+
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input.flatten(1))
 

@@ -79,6 +79,10 @@ class Trimmed(Stack):
 
     share: float = 0.1
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.share < 0.5:
+            raise InvalidArgument(f"the share trimmed at either end must be in [0, 0.5), not {self.share}")
+
     def finish(self, state: Any) -> Any:
         def trim(leaf: Tensor) -> Tensor:
             cut = min(int(self.share * leaf.shape[0]), (leaf.shape[0] - 1) // 2)

@@ -9,21 +9,32 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import count
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
 from fedtailor.errors import InvalidArgument
 
-_batch: ContextVar[tuple[Tensor | None, Tensor | None]] = ContextVar("batch", default=(None, None))
+
+class _Now(NamedTuple):
+    """The batch under way; ``draws`` counts the dropouts met so far, so that each call has a mask of its own."""
+
+    mask: Tensor | None
+    key: Tensor | None
+    draws: Iterator[int]
+
+
+NOTHING = _Now(None, None, iter(()))  # outside a batch: no mask, no key
+_batch: ContextVar[_Now] = ContextVar("batch", default=NOTHING)
 
 
 @contextmanager
 def batch_context(mask: Tensor | None, key: Tensor | None) -> Iterator[None]:
-    token = _batch.set((mask, key))
+    token = _batch.set(_Now(mask, key, count()))
     try:
         yield
     finally:
@@ -41,7 +52,7 @@ class BatchNorm(_BatchNorm):
         pass
 
     def forward(self, input: Tensor) -> Tensor:
-        mask, _ = _batch.get()
+        mask = _batch.get().mask
         if not self.training and self.track_running_stats:
             return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
         per_row = input[0, 0].numel()
@@ -81,27 +92,28 @@ class BatchNorm(_BatchNorm):
 
 
 class Dropout(nn.Module):
-    """Dropout whose mask is a function of (the batch's key, this layer, the position): the same on every engine."""
+    """Dropout whose mask is a function of (the batch's key, which call it is, the position): the same on every engine."""
 
-    def __init__(self, p: float, layer: int, whole_channels: bool) -> None:
+    def __init__(self, p: float, whole_channels: bool) -> None:
         super().__init__()
-        self.p, self.layer, self.whole_channels = p, layer, whole_channels
+        self.p, self.whole_channels = p, whole_channels
 
     def forward(self, input: Tensor) -> Tensor:
-        _, key = _batch.get()
+        _, key, draws = _batch.get()
         if not self.training or self.p == 0:
             return input
         shape = input.shape[:2] + (1,) * (input.dim() - 2) if self.whole_channels else input.shape
         if key is None:
             raise InvalidArgument("a module with dropout needs a batch with a `key` when it trains")
-        kept = uniform(key, self.layer, shape) >= self.p
+        kept = uniform(key, next(draws), shape) >= self.p
         return input * kept.to(input) / (1 - self.p)
 
 
 def uniform(key: Tensor, stream: int, shape: torch.Size | tuple[int, ...]) -> Tensor:
     """Uniform numbers in [0, 1): entry j depends on (key, stream, j) only (SplitMix64's finaliser on a counter)."""
     counter = torch.arange(int(torch.Size(shape).numel()), dtype=torch.int64, device=key.device).view(shape)
-    word = _finalise(_finalise(key + _signed(0x9E3779B97F4A7C15) * (stream + 1)) + counter * _signed(0xD1342543DE82EF95))
+    start = _finalise(key + _signed(0x9E3779B97F4A7C15 * (stream + 1) % 2**64))
+    word = _finalise(start + counter * _signed(0xD1342543DE82EF95))
     return ((word >> 40) & 0xFFFFFF).to(torch.float32) / 2**24
 
 
@@ -116,31 +128,31 @@ def _finalise(z: Tensor) -> Tensor:
 
 
 def swap(module: nn.Module) -> nn.Module:
-    """Replace, in place, every batch norm and dropout below ``module``; returns the module (itself perhaps replaced)."""
-    counter = iter(range(1 << 20))
+    """Replace, in place, every batch norm and dropout below ``module``; returns the module (itself perhaps replaced).
 
-    def replacement(child: nn.Module) -> nn.Module | None:
-        if isinstance(child, _BatchNorm) and not isinstance(child, BatchNorm):
-            if child.momentum is None:
-                raise InvalidArgument("batch norm with momentum=None keeps a count that cannot be averaged; give a momentum")
-            new = BatchNorm(child.num_features, child.eps, child.momentum, child.affine, child.track_running_stats)
-            new.train(child.training)
-            new._parameters, new._buffers = child._parameters, child._buffers
-            return new
-        if isinstance(child, _DropoutNd) and type(child) in (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d):
-            return Dropout(child.p, next(counter), type(child) is not nn.Dropout).train(child.training)
-        return None
+    A layer that stands in several places is replaced by one layer in all of them.
+    """
+    made: dict[nn.Module, nn.Module] = {}
 
-    def walk(parent: nn.Module) -> None:
-        for name, child in parent.named_children():
-            new = replacement(child)
-            if new is None:
-                walk(child)
-            else:
-                setattr(parent, name, new)
+    def walk(parent: nn.Module) -> nn.Module:
+        if parent not in made:
+            made[parent] = _replacement(parent) or parent
+            if made[parent] is parent:
+                for name, child in parent._modules.items():
+                    if child is not None:
+                        parent._modules[name] = walk(child)
+        return made[parent]
 
-    top = replacement(module)
-    if top is not None:
-        return top
-    walk(module)
-    return module
+    return walk(module)
+
+
+def _replacement(layer: nn.Module) -> nn.Module | None:
+    if isinstance(layer, _BatchNorm) and not isinstance(layer, BatchNorm):
+        if layer.momentum is None:
+            raise InvalidArgument("batch norm with momentum=None keeps a count that cannot be averaged; give a momentum")
+        new = BatchNorm(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
+        new._parameters, new._buffers = layer._parameters, layer._buffers
+        return new.train(layer.training)
+    if type(layer) in (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d):
+        return Dropout(layer.p, type(layer) is not nn.Dropout).train(layer.training)  # type: ignore[arg-type]
+    return None

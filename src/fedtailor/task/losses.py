@@ -33,9 +33,14 @@ def _like(y: Tensor, logits: Tensor) -> Tensor:
     return y.reshape(logits.shape).to(logits.dtype)
 
 
+def _per_row(values: Tensor) -> Tensor:
+    """Mean over all axes but the first (a model may give one number per row with no second axis)."""
+    return values.reshape(len(values), -1).mean(1)
+
+
 def _mse(logits: Tensor, y: Tensor) -> Tensor:
     """Half the squared error, so that the gradient of least squares is X'(Xw - y)/n."""
-    return 0.5 * ((logits - _like(y, logits)) ** 2).flatten(1).mean(1)
+    return 0.5 * _per_row((logits - _like(y, logits)) ** 2)
 
 
 def _mse_residual(logits: Tensor, y: Tensor) -> Tensor:
@@ -43,7 +48,7 @@ def _mse_residual(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def _bce(logits: Tensor, y: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(logits, _like(y, logits), reduction="none").flatten(1).mean(1)
+    return _per_row(F.binary_cross_entropy_with_logits(logits, _like(y, logits), reduction="none"))
 
 
 def _bce_residual(logits: Tensor, y: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from fedtailor.errors import InvalidArgument
 from fedtailor.tree import BUFFER
 
-NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.LocalResponseNorm)
+NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def split_blocks(root: nn.Module, declared: Sequence[str | nn.Module] | None) ->
     if declared is not None:
         paths = [_path(root, part) for part in declared]
     elif isinstance(root, nn.Sequential):
-        paths = [name for name, _ in root.named_children()]
+        paths = list(root._modules)
     elif isinstance(root, nn.Linear):
         paths = [""]
     else:

@@ -41,6 +41,7 @@ class Task:
     kind: str = "classification"
     forward: Callable[[Model, Batch], tuple[Tensor, Model]] | None = None
     gradient: Callable[[Model, Batch], Model] | None = None
+    frozen: frozenset[str] = frozenset()  # parameters that no descent moves (requires_grad=False in the module)
     channels_last: bool = False  # convolutions run faster on a CPU with their weights in this layout
 
     def risk(self, model: Model, batch: Batch) -> Tensor:
@@ -96,6 +97,10 @@ class Task:
                 f"the model does not take inputs of shape {tuple(x.shape[1:])} and type {x.dtype}: {first}; "
                 "change the model's input layer or reshape the features"
             ) from error
+        if not isinstance(logits, Tensor):
+            raise ModelMismatch(
+                f"the model's output is a {type(logits).__name__}, not a tensor; let its forward return only the logits"
+            )
         if self.kind == "classification":
             if logits.dim() != 2 or logits.shape[1] < labels:
                 raise ModelMismatch(
@@ -143,7 +148,7 @@ def _from_module(
             handle.remove()
         return seen[-1]
 
-    linear = isinstance(module, nn.Linear)
+    linear = type(module) is nn.Linear or getattr(module, "is_linear_task", False)
     return Task(
         apply=_linear_apply if linear else apply,
         example_loss=loss.example,
@@ -156,6 +161,7 @@ def _from_module(
         kind=loss.kind,
         forward=None if linear else forward,
         gradient=_linear_gradient(loss) if linear else None,
+        frozen=frozenset(name for name, p in module.named_parameters() if not p.requires_grad),
         channels_last=bool(getattr(module, "channels_last", False)),
     )
 
@@ -172,8 +178,8 @@ def _state(module: nn.Module) -> tuple[Model, dict[str, str]]:
         if value.is_floating_point():
             start[BUFFER + name] = value.detach().clone()
             names[BUFFER + name] = name
-    if not any(not k.startswith(BUFFER) for k in start):
-        raise InvalidArgument("the module has no parameters to train")
+    if not any(p.requires_grad for p in module.parameters()):
+        raise InvalidArgument("the module has no parameters to train; give it a layer with weights (requires_grad=True)")
     return start, names
 
 
