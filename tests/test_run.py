@@ -98,7 +98,7 @@ def test_numbers_do_not_depend_on_workers_or_on_the_listing_of_clients(digits, m
 
 
 def test_a_longer_run_begins_as_a_shorter_one_and_seeds_differ(digits):
-    options = {"batch_size": 16, "cohort": 0.5, "evaluate_every": 1}
+    options = {"batch_size": 16, "cohort": 0.5, "evaluate_every": 1, "engine": "vectorized"}
     short = ft.run(ft.FedAvg(epochs=1), digits, rounds=3, **options)
     long = ft.run(ft.FedAvg(epochs=1), digits, rounds=5, **options)
     kept = ("round", "acc_personal", "loss_personal", "bytes_up")

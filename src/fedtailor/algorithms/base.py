@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from fedtailor.data.batches import Work
@@ -21,6 +22,7 @@ from fedtailor.errors import InvalidArgument
 from fedtailor.local import SGD, Optimizer, Schedule
 from fedtailor.local.schedule import at
 from fedtailor.task import Task
+from fedtailor.tree import BUFFER
 
 Tree = Any
 
@@ -37,6 +39,7 @@ class Round:
     clients: int = 1
     cohort: int = 1
     mass: float = 1.0
+    weights: Tensor = field(default_factory=lambda: torch.ones(1))  # of the cohort, in its order, summing to one
 
     @property
     def turnout(self) -> float:
@@ -153,6 +156,18 @@ class Algorithm(ABC):
     @abstractmethod
     def predict(self, task: Task, shared: Tree, personal: Tree, x: Tensor) -> Tensor:
         """Logits (or the prediction, in regression) of a client."""
+
+
+def names_of(task: Task, parts: str | Sequence[str]) -> frozenset[str]:
+    """The parameters (and buffers) of the named parts: groups of the task, modules, or single parameters, by exact name."""
+    found: set[str] = set()
+    for part in (parts,) if isinstance(parts, str) else parts:
+        inside = [name for name in task.names if name == part or name.removeprefix(BUFFER).startswith(f"{part}.")]
+        if part not in task.groups and not inside:
+            groups = ", ".join(group for group, names in task.groups.items() if names)
+            raise InvalidArgument(f"the model has no group or module {part!r}; its groups are {groups or 'none'}")
+        found.update(task.groups.get(part, inside))
+    return frozenset(found)
 
 
 def amount(steps: int | str | None, epochs: int | None, default: int = 1, same_batch: bool = False) -> Work:

@@ -212,7 +212,8 @@ def cohort_of(federation: Federation, algorithm: Algorithm, size: int, seed: int
 def round_of(number: int, rounds: int, plan: Plan, ids: Ids) -> Round:
     clients = len(plan.federation)
     mass = clients / len(ids) * float(plan.weights[ids].sum()) if len(ids) < clients else 1.0
-    return Round(number, rounds, clients, len(ids), mass)
+    cohort = plan.weights[ids[np.argsort(plan.federation.keys[ids], kind="stable")]]  # in the order uploads are stacked
+    return Round(number, rounds, clients, len(ids), mass, torch.from_numpy(cohort / cohort.sum()))
 
 
 def _engine(name: str, plan: Plan, shared: Any, workers: int | None, size: int, seed: int) -> tuple[Engine, str]:

@@ -1,8 +1,22 @@
 """What happens on a client: the training loops, optimisers, schedules and penalties."""
 
-from fedtailor.local.loop import descend, scan
+from fedtailor.local.loop import count_steps, descend, gradient, gradient_on, repeat, scan
 from fedtailor.local.optim import SGD, Adam, Optimizer
 from fedtailor.local.penalty import Penalty, linear, prox
 from fedtailor.local.schedule import Schedule
 
-__all__ = ["SGD", "Adam", "Optimizer", "Penalty", "Schedule", "descend", "linear", "prox", "scan"]
+__all__ = [
+    "SGD",
+    "Adam",
+    "Optimizer",
+    "Penalty",
+    "Schedule",
+    "count_steps",
+    "descend",
+    "gradient",
+    "gradient_on",
+    "linear",
+    "prox",
+    "repeat",
+    "scan",
+]

@@ -99,17 +99,25 @@ def descend(
     return _traced(risk, params, data, opt, penalty, rates)
 
 
+def gradient_on(risk: Risk, params: Any, batch: Mapping[str, Any]) -> Any:
+    """The risk's gradient on one batch; a buffer's is (old - new), see ``Task.risk``."""
+    task = _own_risk(risk)
+    if task is not None and task.gradient is not None:
+        closed = task.gradient(params, batch)
+        return {name: closed[name] for name in params}
+    return func_grad(risk)(params, batch)
+
+
+def count_steps(data: Any) -> Any:
+    """How many real steps a client has: a number, or a tensor under vmap."""
+    return data.steps if isinstance(data, Batches) else data["mask"].any(-1).sum()
+
+
 def gradient(risk: Risk, params: Any, data: Any) -> Any:
     """Mean over the batches of the risk's gradient at ``params`` (buffers: zero)."""
-    task = _own_risk(risk)
-
-    def of(batch: Mapping[str, Tensor]) -> Any:
-        if task is not None and task.gradient is not None:
-            return {name: task.gradient(params, batch)[name] for name in params}
-        return func_grad(risk)(params, batch)
 
     def step(carry: Any, batch: Mapping[str, Any]) -> Any:
-        return {"sum": tree.add(carry["sum"], of(batch)), "count": carry["count"] + 1}
+        return {"sum": tree.add(carry["sum"], gradient_on(risk, params, batch)), "count": carry["count"] + 1}
 
     total = scan(step, {"sum": tree.zeros(params), "count": torch.zeros(())}, data)
     mean = tree.map(lambda leaf: leaf / total["count"].to(leaf), total["sum"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +44,11 @@ class Task:
     gradient: Callable[[Model, Batch], Model] | None = None
     frozen: frozenset[str] = frozenset()  # parameters that no descent moves (requires_grad=False in the module)
     channels_last: bool = False  # convolutions run faster on a CPU with their weights in this layout
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Parameters and buffers, in the order of the model."""
+        return tuple(self.init())
 
     def risk(self, model: Model, batch: Batch) -> Tensor:
         """Mean loss over the real rows of a batch (the risk to descend on).

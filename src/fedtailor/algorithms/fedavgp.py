@@ -1,0 +1,55 @@
+"""FedAvg-P: partial personalisation with outer steps for both parts.
+
+What it does
+    K simultaneous SGD steps on (u_i, v_i) with steps ``lr`` and ``personal_lr``; then
+    v_i <- (1 - personal_server_lr) v_i + personal_server_lr v_{i,K}, and u moves by ``server_lr`` times the mean change.
+Reference
+    PARTIAL, Algorithm 3.1 (its listing is missing from the text; the rules are those of section 3.2.1 and of Algorithm 4.1).
+Differs from the paper
+    Weights may be by size (the paper's mean is plain).
+Limits
+    Both outer steps 1: FedSim. No personal part: FedAvg.
+When to use
+    When convergence matters: large outer steps with small local ones are what the theorems ask for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedtailor import tree
+from fedtailor.algorithms.base import Limit, param
+from fedtailor.algorithms.partial import Partial, whole
+from fedtailor.errors import InvalidArgument
+from fedtailor.local import Schedule, descend
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgP(Partial):
+    personal_lr: float | None = param(None, gt=0)  # lr if not given
+    server_lr: float = param(1.0, gt=0)
+    personal_server_lr: float = param(1.0, gt=0)
+
+    needs_both = False
+    limits = (
+        Limit({"server_lr": 1.0, "personal_server_lr": 1.0, "personal_lr": None}, "FedSim", exact=False),
+        Limit({"personal": ()}, "FedAvg"),
+        Limit({"personal": ("head", "body"), "personal_lr": None, "personal_server_lr": 1.0}, "Local", exact=False),
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.personal_lr is not None and isinstance(self.lr, Schedule):
+            raise InvalidArgument(
+                f"{type(self).__name__}: with a schedule for lr leave out personal_lr (both follow the schedule)"
+            )
+
+    def client_update(self, task, shared, personal, data, rnd):
+        mine, u, v = self.mine(task), shared["model"], personal["model"]
+        rates = dict.fromkeys(mine, self.personal_lr / self.lr) if self.personal_lr else None
+        model = descend(task.risk, whole(task, u, v), data, self.optimizer(rnd), rates=rates)
+        moved = tree.sub(tree.pick(model, mine), v)
+        return {"delta": tree.sub(tree.drop(model, mine), u)}, {"model": tree.move(v, moved, self.personal_server_lr)}
+
+    def server_update(self, task, shared, server, upload, rnd):
+        return {"model": tree.move(shared["model"], upload["delta"], self.server_lr)}, server

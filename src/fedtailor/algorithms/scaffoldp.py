@@ -1,0 +1,71 @@
+"""Scaffold-P: partial personalisation with control variates on the shared part.
+
+What it does
+    As FedAvg-P, but the steps on u use gradient - c_i + c. After K steps c_i <- c_i - c + (u - u_{i,K})/(K lr), and
+    c moves by the sum of the changes over *all* n clients. Round 0 is a roll call: every client sends the mean of its stochastic
+    gradients at the start as its first c_i; nothing is trained.
+Reference
+    PARTIAL, Algorithm 4.1.
+Differs from the paper
+    The roll call takes a round of its own. ``first="zeros"`` leaves it out (c_i = 0), as Scaffold does.
+Limits
+    No personal part and first = "zeros": Scaffold.
+When to use
+    When clients differ much and local work is long: its floor does not rise with K under partial turnout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedtailor import tree
+from fedtailor.algorithms.base import Limit, param
+from fedtailor.algorithms.partial import Partial, whole
+from fedtailor.algorithms.scaffold import plain_sgd, renewed
+from fedtailor.errors import InvalidArgument
+from fedtailor.local import descend, gradient, linear
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaffoldP(Partial):
+    personal_lr: float | None = param(None, gt=0)  # lr if not given
+    server_lr: float = param(1.0, gt=0)
+    personal_server_lr: float = param(1.0, gt=0)
+    first: str = "gradients"  # or "zeros"
+
+    needs_both = False
+    limits = (Limit({"personal": (), "first": "zeros"}, "Scaffold", compares="shared"),)
+
+    def __post_init__(self):
+        super().__post_init__()
+        plain_sgd(self)
+        if self.first not in ("gradients", "zeros"):
+            raise InvalidArgument(f"ScaffoldP: first must be 'gradients' or 'zeros', not {self.first!r}")
+
+    @property
+    def roll_call(self):
+        return self.first == "gradients"
+
+    def init_server(self, task):
+        u = tree.drop(task.init(), self.mine(task))
+        return {"model": u, "control": tree.zeros(tree.trainable(u))}, {}
+
+    def init_client(self, task, shared, data):
+        return {"model": tree.pick(task.init(), self.mine(task)), "control": tree.zeros(shared["control"])}
+
+    def client_update(self, task, shared, personal, data, rnd):
+        mine, u, v = self.mine(task), shared["model"], personal["model"]
+        c, ci = shared["control"], personal["control"]
+        if self.roll_call and rnd.number == 0:
+            new = tree.pick(gradient(task.risk, whole(task, u, v), data), c)
+            return {"delta": tree.zeros(u), "control": tree.sub(new, ci)}, {"model": v, "control": new}
+        rates = dict.fromkeys(mine, self.personal_lr / self.lr) if self.personal_lr else None
+        model = descend(task.risk, whole(task, u, v), data, self.optimizer(rnd), linear(tree.sub(c, ci)), rates)
+        new = renewed(u, tree.drop(model, mine), c, ci, data, self.lr)
+        moved = tree.sub(tree.pick(model, mine), v)
+        upload = {"delta": tree.sub(tree.drop(model, mine), u), "control": tree.sub(new, ci)}
+        return upload, {"model": tree.move(v, moved, self.personal_server_lr), "control": new}
+
+    def server_update(self, task, shared, server, upload, rnd):
+        model = tree.move(shared["model"], upload["delta"], self.server_lr)
+        return {"model": model, "control": tree.add(shared["control"], upload["control"], rnd.turnout)}, server
