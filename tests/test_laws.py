@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 
 import fedtailor as ft
-from fedtailor import tree
+from fedtailor import algorithms, tree
 from fedtailor.algorithms import METHODS, Algorithm
 from fedtailor.errors import InvalidArgument, LawBroken
 from fedtailor.laws.check import LAWS
+from fedtailor.laws.ground import network
 from fedtailor.local import descend
 
+NEED_PARTS = (ft.FedPer, ft.LGFedAvg, ft.FedBN, ft.FedAlt, ft.FedRep, ft.FedBABU)  # a linear model has a head and nothing else
 VARIANTS = [
-    *(method(epochs=2) for method in METHODS),
+    *(method(epochs=2) for method in METHODS if method not in NEED_PARTS),
+    ft.APFL(adaptive=True, alpha_lr=0.5, steps=2),
+    ft.PerFedAvg(hessian="free", finetune_epochs=1),
+    ft.ScaffoldP(first="zeros", personal="head", personal_lr=0.05, personal_server_lr=0.5),
+    ft.KNNPer(weight=0.4, k=3),
+    ft.FedDF(kd_steps=5, kd_batch=3, temperature=2.0),
     ft.FedAvg(steps=3, lr=ft.Exponential(0.2, 0.5), opt=ft.SGD(momentum=0.9, weight_decay=0.01), server_lr=0.7),
     ft.FedAvgFT(finetune_steps=3, opt=ft.Adam(), lr=0.01),
     ft.FedProxPersonal(lam=0.3, lr=ft.Harmonic(0.3, per="step"), server_lr=1.5, radius=0.8, final_epochs=2),
@@ -29,6 +38,24 @@ VARIANTS = [
 def test_every_method_keeps_the_ten_laws_on_a_linear_model_and_on_a_network(algorithm):
     kept = ft.check_algorithm(algorithm)
     assert {(v.number, v.model) for v in kept} == {(n, m) for n in LAWS for m in ("linear", "network")}
+
+
+@pytest.mark.parametrize("method", NEED_PARTS, ids=lambda m: m.__name__)
+def test_methods_that_split_a_model_keep_the_ten_laws_on_a_network(method):
+    more = {"personal_steps": 2} if method in (ft.FedRep, ft.FedAlt) else {}
+    assert {v.number for v in ft.check_algorithm(method(epochs=1, **more), network())} == set(LAWS)
+
+
+def test_every_file_of_a_method_is_registered():
+    files = {p.stem for p in Path(algorithms.__file__).parent.glob("*.py")} - {"__init__", "base", "partial", "fedopt"}
+    assert files == {method.__module__.rsplit(".", 1)[1] for method in METHODS}
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.__name__)
+def test_every_method_says_what_it_is_under_fixed_headings(method):
+    text = sys.modules[method.__module__].__doc__
+    headings = ["What it does", "Reference", "Differs from the paper", "Limits", "When to use"]
+    assert [line for line in text.splitlines() if line and not line.startswith(" ")][1:] == headings
 
 
 @dataclass(frozen=True, kw_only=True)

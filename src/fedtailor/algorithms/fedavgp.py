@@ -46,7 +46,7 @@ class FedAvgP(Partial):
 
     def client_update(self, task, shared, personal, data, rnd):
         mine, u, v = self.mine(task), shared["model"], personal["model"]
-        rates = dict.fromkeys(mine, self.personal_lr / self.lr) if self.personal_lr else None
+        rates = dict.fromkeys(mine, self.personal_lr / self.lr) if self.personal_lr else None  # type: ignore[operator]
         model = descend(task.risk, whole(task, u, v), data, self.optimizer(rnd), rates=rates)
         moved = tree.sub(tree.pick(model, mine), v)
         return {"delta": tree.sub(tree.drop(model, mine), u)}, {"model": tree.move(v, moved, self.personal_server_lr)}

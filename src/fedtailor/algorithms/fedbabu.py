@@ -1,8 +1,8 @@
 """FedBABU: the body is learned together, the head only at the end.
 
 What it does
-    In the rounds the head stays at its random start, the same for all; the body is trained and averaged. Before predicting, a client
-    fine-tunes the whole model.
+    In the rounds the head stays at its random start, the same for all; the body is trained and averaged. Before predicting, a
+    client fine-tunes the whole model.
 Reference
     Oh et al. 2022 (FedBABU).
 Differs from the paper

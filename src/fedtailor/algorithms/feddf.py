@@ -1,8 +1,8 @@
 """FedDF: the server distils the clients' ensemble into the shared model on unlabelled public data.
 
 What it does
-    Rounds as FedAvg; then the averaged model is trained by Adam to match softmax(mean of the clients' logits / T) on the public rows:
-    ``kd_steps`` steps on consecutive batches of ``kd_batch`` rows.
+    Rounds as FedAvg; then the averaged model is trained by Adam to match softmax(mean of the clients' logits / T) on the public
+    rows: ``kd_steps`` steps on consecutive batches of ``kd_batch`` rows.
 Reference
     Lin et al. 2020 (FedDF), with logits averaged.
 Differs from the paper
@@ -56,7 +56,7 @@ class FedDF(Algorithm):
         own = {name: leaf.clone() for name, leaf in student.items()}
         state = opt.init([own[name] for name in names])
         with torch.no_grad():
-            logits = sum(task.apply(tree.map(lambda leaf: leaf[i], teachers), task.public) for i in range(count)) / count
+            logits = sum(task.apply({k: leaf[i] for k, leaf in teachers.items()}, task.public) for i in range(count)) / count
             target = torch.softmax(logits / self.temperature, -1)
 
         def gap(part, rows):

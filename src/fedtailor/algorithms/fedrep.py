@@ -1,13 +1,13 @@
 """FedRep: a shared representation, many steps on the personal head, few on the body.
 
 What it does
-    A client trains its head for ``personal_epochs`` with the body as received, then the body for one pass with the new head fixed;
-    the body is averaged.
+    A client trains its head for ``personal_epochs`` with the body as received, then the body for one pass with the new head
+    fixed; the body is averaged.
 Reference
     Collins et al. 2021 (FedRep), Algorithm 1; ten head epochs and one body epoch as in the authors' experiments.
 Differs from the paper
-    A new client starts from the model's start for its head, not from an average of heads (a bug of the authors' code). Each phase has
-    an optimiser of its own, so the frozen part does not drift.
+    A new client starts from the model's start for its head, not from an average of heads (a bug of the authors' code). Each phase
+    has an optimiser of its own, so the frozen part does not drift.
 Limits
     FedAlt with the same work.
 When to use

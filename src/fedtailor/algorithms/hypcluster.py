@@ -1,13 +1,13 @@
 """HypCluster (IFCA): k shared models, each client learns with the one that fits it best.
 
 What it does
-    A client receives all k models, picks the one with the lowest risk on its own training data before training, trains it and sends
-    the change; the server averages within each cluster. An empty cluster keeps its model.
+    A client receives all k models, picks the one with the lowest risk on its own training data before training, trains it and
+    sends the change; the server averages within each cluster. An empty cluster keeps its model.
 Reference
     Mansour et al. 2020 (HypCluster); Ghosh et al. 2020 (IFCA).
 Differs from the paper
-    The k starts are the model's start plus Gaussian noise of size ``spread`` (the first is the start itself): they must differ, or the
-    clusters collapse.
+    The k starts are the model's start plus Gaussian noise of size ``spread`` (the first is the start itself): they must differ,
+    or the clusters collapse.
 Limits
     k = 1 is FedAvg.
 When to use

@@ -1,14 +1,14 @@
 """kNN-Per: the shared model's prediction mixed with a vote of the client's own nearest neighbours.
 
 What it does
-    The model is trained by FedAvg. Before predicting, a client stores the features (input of the head) and true labels of its training
-    rows. p = weight p_knn + (1 - weight) softmax(logits), where p_knn weighs the ``k`` nearest stored rows by
+    The model is trained by FedAvg. Before predicting, a client stores the features (input of the head) and true labels of its
+    training rows. p = weight p_knn + (1 - weight) softmax(logits), where p_knn weighs the ``k`` nearest stored rows by
     exp(-squared distance / (D scale)), D being the number of features.
 Reference
     Marfoq et al. 2022 (kNN-Per), equations (6)-(7).
 Differs from the paper
-    ``weight=None`` chooses the mixing weight on the client's validation rows from a grid of 11 (the authors' script scores test rows).
-    Where a client has fewer than k rows, all vote.
+    The mixing weight, unless given, is chosen on the client's validation rows from a grid of 11 (the authors' script scores test
+    rows). Where a client has fewer than k rows, all vote.
 Limits
     weight = 0 gives FedAvg's probabilities.
 When to use
@@ -30,7 +30,7 @@ from fedtailor.local import descend
 @dataclass(frozen=True, kw_only=True)
 class KNNPer(Algorithm):
     k: int = param(7, ge=1)
-    weight: float | None = param(0.5, ge=0, le=1)  # None: chosen on validation
+    weight: float | None = param(None, ge=0, le=1)  # chosen on validation if not given (0.5 where there are no such rows)
     scale: float = param(1.0, gt=0)
     server_lr: float = param(1.0, gt=0)
 
@@ -52,10 +52,9 @@ class KNNPer(Algorithm):
     def personalize(self, task, shared, personal, data):
         x, y, mask = (data[name].flatten(0, 1) for name in ("x", "y", "mask"))
         stored = {"keys": task.features(shared["model"], x), "values": y, "mask": mask}
-        if self.weight is not None:
-            return {**stored, "weight": torch.as_tensor(self.weight, dtype=mask.dtype)}
-        if "val" not in data:
-            raise InvalidArgument("KNNPer: weight=None needs validation rows; give the federation val=, or a weight")
+        if self.weight is not None or "val" not in data:
+            fixed = 0.5 if self.weight is None else self.weight
+            return {**stored, "weight": torch.as_tensor(fixed, dtype=mask.dtype)}
         val = data["val"]
         votes, own = self.votes(task, shared, stored, val["x"]), task.apply(shared["model"], val["x"]).softmax(-1)
         grid = torch.linspace(0, 1, 11, dtype=mask.dtype)

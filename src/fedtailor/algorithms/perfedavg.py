@@ -2,8 +2,8 @@
 
 What it does
     Each local step takes w' = w - inner_lr g(w) and moves w by -lr times the meta-gradient (I - inner_lr H(w)) g(w'): without the
-    Hessian (``hessian="first-order"``) or with its product by a central difference (``"free"``). Before predicting, a client takes
-    steps of ``inner_lr`` on its training data.
+    Hessian (``hessian="first-order"``) or with its product by a central difference (``"free"``). Before predicting, a client
+    takes steps of ``inner_lr`` on its training data.
 Reference
     Fallah et al. 2020 (Per-FedAvg), equations (7)-(8) and section on approximations.
 Differs from the paper

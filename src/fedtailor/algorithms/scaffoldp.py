@@ -43,7 +43,7 @@ class ScaffoldP(Partial):
             raise InvalidArgument(f"ScaffoldP: first must be 'gradients' or 'zeros', not {self.first!r}")
 
     @property
-    def roll_call(self):
+    def roll_call(self):  # type: ignore[override]
         return self.first == "gradients"
 
     def init_server(self, task):
@@ -59,7 +59,7 @@ class ScaffoldP(Partial):
         if self.roll_call and rnd.number == 0:
             new = tree.pick(gradient(task.risk, whole(task, u, v), data), c)
             return {"delta": tree.zeros(u), "control": tree.sub(new, ci)}, {"model": v, "control": new}
-        rates = dict.fromkeys(mine, self.personal_lr / self.lr) if self.personal_lr else None
+        rates = dict.fromkeys(mine, self.personal_lr / self.lr) if self.personal_lr else None  # type: ignore[operator]
         model = descend(task.risk, whole(task, u, v), data, self.optimizer(rnd), linear(tree.sub(c, ci)), rates)
         new = renewed(u, tree.drop(model, mine), c, ci, data, self.lr)
         moved = tree.sub(tree.pick(model, mine), v)
