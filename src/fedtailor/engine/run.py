@@ -28,7 +28,7 @@ from fedtailor.engine.vectorized import VectorizedEngine
 from fedtailor.errors import Diverged, InvalidArgument
 from fedtailor.metrics.client import score_name
 from fedtailor.metrics.cost import probe
-from fedtailor.metrics.truth import distances, individual_excess_risk
+from fedtailor.metrics.truth import distances, fits, individual_excess_risk
 from fedtailor.runs.history import Run
 from fedtailor.runs.store import Store
 from fedtailor.server.cohort import cohort_size, sample
@@ -105,8 +105,7 @@ def run(
                 if callback is not None:
                     callback(record)
                 started = time.perf_counter()
-            union = on_union(chosen, shared, store, seed)
-            summary: dict[str, Any] = {
+            summary = {
                 "algorithm": type(algorithm).__name__,
                 "dataset": federation.name,
                 "clients": len(learners),
@@ -116,21 +115,15 @@ def run(
                 "engine_reason": why,
                 "workers": chosen.processes if isinstance(chosen, LoopEngine) else 1,
                 **{k: v for k, v in measured.items() if not k.startswith("val_")},
-                **union,
+                **on_union(chosen, shared, store, seed),
+                **facts,
                 "bytes_down": sum(r["bytes_down"] for r in records),
                 "bytes_up": sum(r["bytes_up"] for r in records),
-                "trained_parameters": facts["trained_parameters"],
-                "personal_parameters": facts["personal_parameters"],
                 "epsilon": None,
                 **_best(records, score_name(what.kind)),
+                **({} if found is None else {"mu": found.mu, "smoothness": found.smoothness}),
+                **_against_truth(chosen, shared, store, clients),
             }
-            if found is not None:
-                summary |= {"mu": found.mu, "smoothness": found.smoothness}
-            if learners.truth is not None:
-                excess = individual_excess_risk(what, learners, clients["loss_personal"])
-                clients["ier"] = excess
-                summary["aer"] = float(np.dot(plan.weights, excess))
-                summary |= distances(learners.truth, shared, personal_trees(chosen, shared, store))
         if newcomers is not None:
             outside = make_plan(algorithm, what, federation.take(newcomers), batch_size, seed, weights)
             summary |= new_clients_summary(outside, shared, rounds)
@@ -238,6 +231,16 @@ def _check_server(shared: Any, rnd: Round) -> None:
     for path, leaf in tree.items(shared):
         if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
             raise Diverged(rnd.number, ["the server"], f"the shared {path}")
+
+
+def _against_truth(engine: Engine, shared: Any, store: Store, clients: dict[str, Any]) -> dict[str, Any]:
+    """Distances and excess risks where the truth is known and is a model of the task's shape; adds ``ier`` to the clients."""
+    federation, task = engine.plan.federation, engine.plan.task
+    if federation.truth is None or not fits(task, federation.truth[0]):
+        return {}
+    clients["ier"] = individual_excess_risk(task, federation, clients["loss_personal"])
+    aer = float(np.dot(engine.plan.weights, clients["ier"]))
+    return {"aer": aer, **distances(federation.truth, shared, personal_trees(engine, shared, store))}
 
 
 def _best(records: list[dict[str, Any]], name: str) -> dict[str, Any]:

@@ -18,6 +18,13 @@ from fedtailor.data.federation import Federation
 from fedtailor.task import Task
 
 
+def fits(task: Task, truth: Mapping[str, Tensor]) -> bool:
+    """Is the truth a model of this task? (A missing bias is zero.)"""
+    start = tree.trainable(task.init())
+    same = all(name in start and start[name].shape == leaf.shape for name, leaf in truth.items())
+    return same and set(start) - set(truth) <= {"bias"}
+
+
 def individual_excess_risk(task: Task, federation: Federation, losses: NDArray[np.float64]) -> NDArray[np.float64]:
     """IER of each client from its test loss; the test rows stand for fresh data."""
     assert federation.truth is not None
