@@ -19,7 +19,9 @@ from fedtailor.local import descend
 
 NEED_PARTS = (ft.FedPer, ft.LGFedAvg, ft.FedBN, ft.FedAlt, ft.FedRep, ft.FedBABU)  # a linear model has a head and nothing else
 VARIANTS = [
-    *(method(epochs=2) for method in METHODS if method not in NEED_PARTS),
+    *(method(epochs=2) for method in METHODS if method not in (*NEED_PARTS, ft.L2GD, ft.AL2SGD)),
+    ft.L2GD(lr=0.1, lam=0.5, p=0.3),
+    ft.AL2SGD(lam=0.5, mu=0.1, smoothness=2.0),
     ft.APFL(adaptive=True, alpha_lr=0.5, steps=2),
     ft.PerFedAvg(hessian="free", finetune_epochs=1),
     ft.ScaffoldP(first="zeros", personal="head", personal_lr=0.05, personal_server_lr=0.5),

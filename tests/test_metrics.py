@@ -153,19 +153,30 @@ def test_bytes_are_those_of_the_messages_and_nothing_is_charged_for_nothing(digi
 @pytest.mark.parametrize(
     ("method", "trained", "kept"),
     [
-        (ft.Local, 1, 1),
-        (ft.FedAvg, 1, 0),
-        (ft.FedAvgFT, 1, 1),
-        (ft.FedProxPersonal, 1, 1),
-        (ft.FedCLUP, 1, 1),
-        (ft.PFedMe, 1, 1),
-        (ft.Ditto, 2, 1),
+        (ft.Local(), 1, 1),
+        (ft.FedAvg(), 1, 0),
+        (ft.FedAvgFT(), 1, 1),
+        (ft.FedProxPersonal(), 1, 1),
+        (ft.FedCLUP(), 1, 1),
+        (ft.PFedMe(), 1, 1),
+        (ft.Ditto(), 2, 1),
+        (ft.PerFedAvg(), 1, 1),
+        (ft.ScaffoldP(personal=()), 1, 1),  # its control
+        (ft.L2GD(), 1, 1),
+        (ft.AL2SGD(mu=0.1, smoothness=1.0), 1, 4),
+        (ft.HypCluster(k=3), 1, 0),
     ],
+    ids=lambda m: type(m).__name__ if isinstance(m, ft.Algorithm) else None,
 )
 def test_parameters_trained_and_kept_are_counted(digits, method, trained, kept):
-    summary = ft.run(method(epochs=1), digits, rounds=1).summary
+    summary = ft.run(method, digits, rounds=1).summary
     assert summary["trained_parameters"] == trained * 650
-    assert summary["personal_parameters"] == kept * 650
+    assert summary["personal_parameters"] // 650 == kept  # HypCluster keeps its choice, k numbers
+
+
+def test_apfl_trains_two_models_and_keeps_one_and_its_weight(digits):
+    summary = ft.run(ft.APFL(), digits, rounds=1).summary
+    assert (summary["trained_parameters"], summary["personal_parameters"]) == (1300, 651)
 
 
 def test_distance_to_the_truth_and_excess_risk():

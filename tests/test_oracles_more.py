@@ -13,12 +13,14 @@ import torch
 
 import fedtailor as ft
 from fedtailor import tree
+from fedtailor.algorithms.base import Round
 from fedtailor.engine.base import NO_ROUND
 from fedtailor.engine.loop import LoopEngine
 from fedtailor.engine.run import build_task, cohort_of, make_plan, play
 from fedtailor.engine.vectorized import VectorizedEngine
+from fedtailor.local import Schedule
 from fedtailor.runs.store import Store
-from tests.oracles import feddf, knn
+from tests.oracles import al2sgd, feddf, knn
 
 D, K, ROUNDS, SEED, TOLERANCE = 3, 3, 5, 4, 1e-9
 WEIGHTS, BIASES = np.arange(K * D), np.arange(K * D, K * D + K)
@@ -297,3 +299,155 @@ def test_a_part_is_found_by_module_and_never_by_substring():
     run = ft.run(ft.FedSim(personal=["down", "top.bias"]), fed, net, rounds=1)
     assert "top.bias" in run.personal[0]["model"]
     assert "top.weight" in run.shared["model"]
+
+
+@pytest.mark.parametrize("engine", [LoopEngine, VectorizedEngine])
+@pytest.mark.parametrize("batch", [None, 4])
+def test_l2gd_follows_its_paper(batch, engine):
+    method = ft.L2GD(lr=0.3, lam=0.6, p=0.4)
+    rnd = Round(seed=SEED)
+    coins = [rnd.uniform("L2GD", t) < 0.4 for t in range(ROUNDS)]
+    assert len(set(coins)) == 2  # both branches are walked
+    told = {"lr": 4 * 0.3, "lam": 0.6, "p": 0.4, "coins": coins.__getitem__}  # their alpha is n times our lr
+    compare(method, "l2gd", told, batch, 4, "uniform", engine)
+
+
+@pytest.mark.parametrize("engine", [LoopEngine, VectorizedEngine])
+def test_al2sgd_follows_its_paper(engine):
+    method = ft.AL2SGD(lam=0.6, p=0.4, rho=0.5, mu=0.1, smoothness=3.0)
+    rnd = Round(seed=SEED)
+    coins = [rnd.uniform("AL2SGD coin", t) < 0.4 for t in range(12)]
+    refresh = [rnd.uniform("AL2SGD refresh", t) < 0.5 for t in range(12)]
+    assert len(set(coins)) == len(set(refresh)) == 2
+    steps = al2sgd.theory(4, 0.1, 3.0, 0.6, 0.4, 0.5)
+    assert method.constants(4) == pytest.approx((*(steps[k] for k in ("eta", "theta1", "theta2", "gamma", "beta")), 0.4, 0.5))
+    clients, plan = prepared(method)
+    expected = al2sgd.run(
+        softmax_gradient, clients, np.zeros(K * D + K), rounds=12, cohorts=None, weights=None,
+        batches=lambda t, i, phase: plan.feed.rows(i, t, phase), p=0.4, rho=0.5, lam=0.6,
+        coins=coins.__getitem__, refresh=refresh.__getitem__, **steps,
+    )  # fmt: skip
+    options = {"workers": 1} if engine is LoopEngine else {}
+    for t, (_, personal) in enumerate(trajectory(engine(plan, **options), plan, 12, 4)):
+        assert max(np.abs(a - b).max() for a, b in zip(personal, expected[t]["personal"], strict=True)) <= TOLERANCE
+    assert np.abs(personal[0]).max() > 1e-3
+
+
+def test_al2sgds_estimator_has_the_gradient_as_its_mean():
+    draw = np.random.default_rng(0)
+    x, w = draw.normal(size=(2, 4, 3))
+    hessians = [np.diag(draw.uniform(1, 2, 3)) for _ in range(4)]
+
+    def rows(points):
+        return np.stack([h @ v for h, v in zip(hessians, points, strict=True)])
+
+    p, lam = 0.3, 0.7
+    mean = p * al2sgd.estimator(rows, x, w, True, p, lam) + (1 - p) * al2sgd.estimator(rows, x, w, False, p, lam)
+    assert np.allclose(mean, (rows(x) + lam * (x - x.mean(0))) / 4, atol=1e-14)
+
+
+def ill_conditioned(spread):
+    """Least squares with Hessian diag(1, .., 1000) on every client, minimisers ``spread`` apart."""
+    draw = np.random.default_rng(0)
+    root = np.sqrt(np.logspace(0, 3, 6) * 6)
+    center = draw.normal(size=6)
+    clients = []
+    for _ in range(5):
+        x = np.diag(root)
+        clients.append((x, x @ (center + spread * draw.normal(size=6))))
+    return clients, ft.Federation.from_arrays(clients, clients)
+
+
+def minimiser_of_problem_2(clients, lam):
+    """With one common Hessian H: w_i = (H + lam)^-1 (H m_i + lam g), m_i being the client's own minimiser and g their mean."""
+    x = clients[0][0]
+    h = x.T @ x / len(x)
+    own = [np.linalg.solve(a, b) for a, b in clients]
+    g = np.mean(own, 0)
+    return [np.linalg.solve(h + lam * np.eye(6), h @ m + lam * g) for m in own]
+
+
+def communications(run):
+    return sum(r["bytes_up"] > 0 for r in run.history)
+
+
+@pytest.mark.slow
+def test_al2sgd_reaches_problem_2_in_fewer_communications_than_l2gd_on_an_ill_conditioned_case():
+    lam, top = 100.0, 1000.0
+    options = {"bias": False, "dtype": "float64", "evaluate_every": 0}
+    clients, same = ill_conditioned(0.0)  # a common minimiser: the only case where L2GD with a constant step converges
+    best = minimiser_of_problem_2(clients, lam)
+
+    def history(method, federation, best):
+        errors, talks = [], []
+        for rounds in (1500, 3000):
+            run = ft.run(method, federation, rounds=rounds, **options)
+            models = [run.personal[i].get("model", run.personal[i].get("y"))["weight"].numpy()[0] for i in range(5)]
+            errors.append(sum(((m - b) ** 2).sum() for m, b in zip(models, best, strict=True)))
+            talks.append(communications(run))
+        return errors, talks
+
+    fast, fast_talks = history(ft.AL2SGD(lam=lam, mu=1.0, smoothness=top), same, best)
+    slow, slow_talks = history(ft.L2GD(lam=lam, lr=1 / (2 * (top + lam)), p=lam / (lam + top)), same, best)
+    # error per communication: how much the logarithm falls with each
+    assert np.log(fast[0] / fast[1]) / (fast_talks[1] - fast_talks[0]) > np.log(slow[0] / slow[1]) / (
+        slow_talks[1] - slow_talks[0]
+    )
+    assert fast[-1] < 1e-8
+    clients, apart = ill_conditioned(1.0)  # minimisers differ: only AL2SGD+ gets there
+    best = minimiser_of_problem_2(clients, lam)
+    fast, _ = history(ft.AL2SGD(lam=lam, mu=1.0, smoothness=top), apart, best)
+    slow, _ = history(ft.L2GD(lam=lam, lr=1 / (2 * (top + lam)), p=lam / (lam + top)), apart, best)
+    assert fast[-1] < 1e-8
+    assert slow[-1] > 1e-4
+
+
+def test_l2gd_reaches_problem_2_with_a_step_that_falls():
+    federation = ft.Federation.load("clup-regression", clients=4, d=3, rows=12, kappa=2.0, R=1.0)
+    clients = [tuple(t.numpy() for t in federation.train.client(i)) for i in range(4)]
+    inverses = [np.linalg.inv(x.T @ x / len(y) + 0.5 * np.eye(3)) for x, y in clients]
+    rights = [x.T @ y / len(y) for x, y in clients]
+    g = np.linalg.solve(
+        np.eye(3) - 0.5 * np.mean(inverses, 0), np.mean([a @ b for a, b in zip(inverses, rights, strict=True)], 0)
+    )
+
+    def apart(lr, rounds):
+        run = ft.run(ft.L2GD(lam=0.5, lr=lr, p=0.3), federation, rounds=rounds, bias=False, dtype="float64", evaluate_every=0)
+        return max(np.abs(run.model(i)["weight"].numpy()[0] - inverses[i] @ (rights[i] + 0.5 * g)).max() for i in range(4))
+
+    assert apart(Falling(), 3000) < 0.03
+    assert apart(0.3, 300) > 0.06  # a constant step hovers
+
+
+class Falling(Schedule):
+    """4 / (t + 40): sums to infinity, its squares do not."""
+
+    def at(self, round):
+        return 4 / (round + 40)
+
+
+def test_methods_of_all_clients_refuse_partial_turnout():
+    fed = ft.Federation.load("digits", clients=3)
+    with pytest.raises(ft.errors.InvalidArgument, match=r"cohort=1\.0"):
+        ft.run(ft.L2GD(), fed, rounds=1, cohort=2)
+    with pytest.raises(ft.errors.InvalidArgument, match="mu and smoothness"):
+        ft.run(ft.AL2SGD(), fed, rounds=1)
+    with pytest.raises(ft.errors.InvalidArgument, match="one iteration"):
+        ft.L2GD(steps=5)
+
+
+def test_dynamic_lam_rises_when_validation_stalls_and_not_before():
+    fed = ft.Federation.load("digits", clients=4, partition="dirichlet:0.5")
+    still = ft.run(ft.FedCLUPDynamic(lam=0.02, lr=1e-6, steps=1, patience=3, factor=3.0, ceiling=5.0), fed, rounds=10)
+    assert float(still.shared["lam"]) == pytest.approx(
+        0.02 * 3**3
+    )  # nothing improves: raised in rounds 3, 6 and 9 (the first sets the mark)
+    capped = ft.run(ft.FedCLUPDynamic(lam=0.02, lr=1e-6, steps=1, patience=1, factor=3.0, ceiling=0.5), fed, rounds=10)
+    assert float(capped.shared["lam"]) == pytest.approx(0.5)
+    moving = ft.run(ft.FedCLUPDynamic(lam=0.02, lr=0.5, steps=2, patience=3), fed, rounds=5)
+    assert float(moving.shared["lam"]) == pytest.approx(0.02)
+    from fedtailor.data.federation import Federation
+
+    bare = Federation.from_arrays([fed.train.client(0)], [fed.test.client(0)])
+    with pytest.raises(ft.errors.InvalidArgument, match="val="):
+        ft.run(ft.FedCLUPDynamic(), bare, rounds=1)

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedtailor import models, tree
     from fedtailor.algorithms import (
+        AL2SGD,
         APFL,
+        L2GD,
         MTL,
         Algorithm,
         Ditto,
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
         FedBABU,
         FedBN,
         FedCLUP,
+        FedCLUPDynamic,
         FedDF,
         FedDyn,
         FedPer,
@@ -53,6 +56,9 @@ if TYPE_CHECKING:
     from fedtailor.task import Task
 
 _METHODS = (
+    "L2GD",
+    "FedCLUPDynamic",
+    "AL2SGD",
     "APFL",
     "Ditto",
     "FedAdam",
@@ -98,7 +104,9 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __version__ = "0.1.0"
 __all__ = [
+    "AL2SGD",
     "APFL",
+    "L2GD",
     "MTL",
     "SGD",
     "Adam",
@@ -116,6 +124,7 @@ __all__ = [
     "FedBABU",
     "FedBN",
     "FedCLUP",
+    "FedCLUPDynamic",
     "FedDF",
     "FedDyn",
     "FedPer",

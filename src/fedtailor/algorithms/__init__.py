@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedtailor.algorithms.al2sgd import AL2SGD
 from fedtailor.algorithms.apfl import APFL
 from fedtailor.algorithms.base import Algorithm, Limit, Round, amount, param
 from fedtailor.algorithms.ditto import Ditto
@@ -14,6 +15,7 @@ from fedtailor.algorithms.fedavgp import FedAvgP
 from fedtailor.algorithms.fedbabu import FedBABU
 from fedtailor.algorithms.fedbn import FedBN
 from fedtailor.algorithms.fedclup import FedCLUP
+from fedtailor.algorithms.fedclup_dynamic import FedCLUPDynamic
 from fedtailor.algorithms.feddf import FedDF
 from fedtailor.algorithms.feddyn import FedDyn
 from fedtailor.algorithms.fedper import FedPer
@@ -24,6 +26,7 @@ from fedtailor.algorithms.fedsim import FedSim
 from fedtailor.algorithms.fedyogi import FedYogi
 from fedtailor.algorithms.hypcluster import HypCluster
 from fedtailor.algorithms.knnper import KNNPer
+from fedtailor.algorithms.l2gd import L2GD
 from fedtailor.algorithms.lgfedavg import LGFedAvg
 from fedtailor.algorithms.local import Local
 from fedtailor.algorithms.mtl import MTL
@@ -61,6 +64,9 @@ METHODS: tuple[type[Algorithm], ...] = (
     PerFedAvg,
     KNNPer,
     HypCluster,
+    L2GD,
+    AL2SGD,
+    FedCLUPDynamic,
 )
 registry: dict[str, type[Algorithm]] = {method.__name__: method for method in METHODS}
 

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fedtailor.data import rng
 from fedtailor.data.batches import Work
 from fedtailor.errors import InvalidArgument
 from fedtailor.local import SGD, Optimizer, Schedule
@@ -40,10 +42,16 @@ class Round:
     cohort: int = 1
     mass: float = 1.0
     weights: Tensor = field(default_factory=lambda: torch.ones(1))  # of the cohort, in its order, summing to one
+    seed: int = 0
 
     @property
     def turnout(self) -> float:
         return self.cohort / self.clients
+
+    def uniform(self, name: str, number: int | None = None) -> float:
+        """A number in [0, 1) that everyone draws alike, from (seed, name, round): a shared coin."""
+        word = rng.mix(self.seed, rng.purpose(name), self.number if number is None else number)
+        return float(word >> np.uint64(11)) / 2**53
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,7 @@ class Algorithm(ABC):
 
     reduce: ClassVar[Any] = "mean"  # or "stack" where the server must see uploads one by one, or a server.reduce.Reduce
     roll_call: ClassVar[bool] = False  # True: round 0 visits every client
+    needs_everyone: ClassVar[bool] = False  # True: a round is of all clients; partial turnout is refused
     has_theory: ClassVar[bool] = False  # True: steps="theory" is resolved before the run (theory/rates.py)
     limits: ClassVar[tuple[Limit, ...]] = ()
 
@@ -124,6 +133,10 @@ class Algorithm(ABC):
     def work(self) -> Mapping[str, Work]:
         """Local work by phase: ``train`` for ``client_update``, ``personalize``, and any further phase (``data[name]``)."""
         return {"train": amount(self.steps, self.epochs)}
+
+    def silent(self, rnd: Round) -> bool:
+        """True for a round in which nothing needs to travel; its bytes are not counted."""
+        return False
 
     def optimizer(self, rnd: Round | None = None, lr: float | Schedule | None = None) -> Optimizer:
         """``opt`` with the round's step size: of the method's ``lr`` unless another is given.

@@ -83,6 +83,10 @@ class Engine(ABC):
     def personal(self, shared: Any, client: int, store: Store) -> Any:
         """The tree with which a client predicts now: its stored state (or the one it would be born with), personalised."""
 
+    def newborn(self, shared: Any) -> Any:
+        """The tree with which a newcomer predicts before any local step."""
+        return born(self.plan, shared, 0, NO_ROUND)
+
     def close(self) -> None:  # noqa: B027 (most engines hold nothing)
         """Free what the engine holds (worker processes)."""
 

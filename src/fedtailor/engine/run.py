@@ -77,6 +77,8 @@ def run(
     learners = federation if newcomers is None else federation.take(np.setdiff1d(np.arange(len(federation)), newcomers))
     algorithm, found = resolve(algorithm, what, learners)
     size = cohort_size(cohort, len(learners))
+    if algorithm.needs_everyone and size < len(learners):
+        raise InvalidArgument(f"{type(algorithm).__name__} needs all clients in every round; use cohort=1.0")
     plan = make_plan(algorithm, what, learners, batch_size, seed, weights)
     facts = probe(algorithm, what, plan.feed)
     every = max(1, rounds // 20) if evaluate_every is None else evaluate_every
@@ -90,11 +92,12 @@ def run(
             started = time.perf_counter()
             for rnd, now in play(chosen, shared, server, store, rounds, size, seed):
                 shared, server = now
+                talking = 0 if algorithm.silent(rnd) else rnd.cohort
                 record = {
                     "round": rnd.number,
                     "cohort": rnd.cohort,
-                    "bytes_down": facts["bytes_down"] * rnd.cohort,
-                    "bytes_up": facts["bytes_up"] * rnd.cohort,
+                    "bytes_down": facts["bytes_down"] * talking,
+                    "bytes_up": facts["bytes_up"] * talking,
                     "seconds": time.perf_counter() - started,
                 }
                 is_last = rnd.number + 1 == rounds
@@ -116,7 +119,8 @@ def run(
                 "workers": chosen.processes if isinstance(chosen, LoopEngine) else 1,
                 **{k: v for k, v in measured.items() if not k.startswith("val_")},
                 **on_union(chosen, shared, store, seed),
-                **facts,
+                "trained_parameters": facts["trained_parameters"],
+                "personal_parameters": tree.size(chosen.personal(shared, 0, store)),
                 "bytes_down": sum(r["bytes_down"] for r in records),
                 "bytes_up": sum(r["bytes_up"] for r in records),
                 "epsilon": None,
@@ -206,7 +210,7 @@ def round_of(number: int, rounds: int, plan: Plan, ids: Ids) -> Round:
     clients = len(plan.federation)
     mass = clients / len(ids) * float(plan.weights[ids].sum()) if len(ids) < clients else 1.0
     cohort = plan.weights[ids[np.argsort(plan.federation.keys[ids], kind="stable")]]  # in the order uploads are stacked
-    return Round(number, rounds, clients, len(ids), mass, torch.from_numpy(cohort / cohort.sum()))
+    return Round(number, rounds, clients, len(ids), mass, torch.from_numpy(cohort / cohort.sum()), plan.feed.seed)
 
 
 def _engine(name: str, plan: Plan, shared: Any, workers: int | None, size: int, seed: int) -> tuple[Engine, str]:

@@ -65,7 +65,8 @@ class Ground:
 
     @property
     def cohort(self) -> int:
-        return max(1, len(self.plan.federation) * 2 // 3)
+        clients = len(self.plan.federation)
+        return clients if self.plan.algorithm.needs_everyone else max(1, clients * 2 // 3)
 
     def played(self, engine: Engine, watch: Any = None, cohort: int | None = None) -> dict[str, Any]:
         """All state after the rounds: shared, server, and every client's personal tree by name."""

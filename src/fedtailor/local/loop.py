@@ -26,27 +26,27 @@ from fedtailor.local.stacked import descend_stacked
 from fedtailor.task import Task
 
 Risk = Callable[[Any, Mapping[str, Tensor]], Tensor]
-_meter: ContextVar[dict[tuple[str, int], int] | None] = ContextVar("meter", default=None)
+Record = dict[tuple[str, str, int], int]
+_meter: ContextVar[Record | None] = ContextVar("meter", default=None)
 
 
 @contextmanager
-def trained_parameters() -> Iterator[dict[tuple[str, int], int]]:
-    """Record, per place in the code that descends, how many numbers it trains."""
-    record: dict[tuple[str, int], int] = {}
+def metered(record: Record | None) -> Iterator[None]:
+    """Note in ``record``, per place in the code that descends or scans, how many numbers it moves (None: note nothing)."""
     token = _meter.set(record)
     try:
-        yield record
+        yield
     finally:
         _meter.reset(token)
 
 
-def _note(params: Any, rates: Mapping[str, float]) -> None:
+def _note(kind: str, params: Any, rates: Mapping[str, float]) -> None:
     record = _meter.get()
     if record is not None:
         frame = sys._getframe(2)
         moving = [leaf for path, leaf in tree.items(params) if not tree.is_buffer(path) and rates.get(path, 1.0)]
-        total = sum(leaf.numel() for leaf in moving)
-        record[frame.f_code.co_filename, frame.f_lineno] = total
+        # numbers that stand alone (a mixing weight, a count) are not parameters of a model
+        record[kind, frame.f_code.co_filename, frame.f_lineno] = sum(leaf.numel() for leaf in moving if leaf.dim())
 
 
 def scan(step: Callable[[Any, Mapping[str, Any]], Any], carry: Any, data: Any) -> Any:
@@ -54,6 +54,7 @@ def scan(step: Callable[[Any, Mapping[str, Any]], Any], carry: Any, data: Any) -
 
     ``batch["step"]`` is the number of the step, counted from 0.
     """
+    _note("scan", carry, {})
     if isinstance(data, Batches):
         for s, batch in enumerate(data.batches()):
             carry = step(carry, {**batch, "step": s})
@@ -91,7 +92,7 @@ def descend(
     rates, penalty = rates or {}, penalty or Penalty()
     if task is not None and task.frozen:
         rates = {**rates, **dict.fromkeys(task.frozen, 0.0)}
-    _note(params, rates)
+    _note("descend", params, rates)
     if isinstance(data, Batches):
         return _walk(risk, task, params, data, opt, penalty, rates)
     if task is not None:
@@ -113,14 +114,21 @@ def count_steps(data: Any) -> Any:
     return data.steps if isinstance(data, Batches) else data["mask"].any(-1).sum()
 
 
-def gradient(risk: Risk, params: Any, data: Any) -> Any:
-    """Mean over the batches of the risk's gradient at ``params`` (buffers: zero)."""
+def gradient(risk: Risk, params: Any, data: Any, by_rows: bool = False) -> Any:
+    """Mean over the batches of the risk's gradient at ``params`` (buffers: zero).
+
+    ``by_rows`` weighs batches by their rows: over an epoch, the gradient on all rows.
+    """
 
     def step(carry: Any, batch: Mapping[str, Any]) -> Any:
-        return {"sum": tree.add(carry["sum"], gradient_on(risk, params, batch)), "count": carry["count"] + 1}
+        rows = batch["mask"].sum() if "mask" in batch else torch.tensor(float(len(batch["y"])))
+        weight = rows.double() if by_rows else torch.ones((), dtype=torch.float64)
+        found = tree.map(lambda leaf: leaf * weight.to(leaf), gradient_on(risk, params, batch))
+        return {"sum": tree.add(carry["sum"], found), "weight": carry["weight"] + weight}
 
-    total = scan(step, {"sum": tree.zeros(params), "count": torch.zeros(())}, data)
-    mean = tree.map(lambda leaf: leaf / total["count"].to(leaf), total["sum"])
+    with metered(None):  # a gradient moves nothing
+        total = scan(step, {"sum": tree.zeros(params), "weight": torch.zeros((), dtype=torch.float64)}, data)
+    mean = tree.map(lambda leaf: leaf / total["weight"].to(leaf), total["sum"])
     return tree.refill(params, (torch.zeros_like(g) if tree.is_buffer(path) else g for path, g in tree.items(mean)))
 
 

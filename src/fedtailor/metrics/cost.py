@@ -8,7 +8,7 @@ from fedtailor import tree
 from fedtailor.algorithms.base import Algorithm, Round
 from fedtailor.data.batches import Work
 from fedtailor.data.feed import Feed
-from fedtailor.local.loop import trained_parameters
+from fedtailor.local.loop import Record, metered
 from fedtailor.task import Task
 
 
@@ -18,21 +18,31 @@ def wire_bytes(message: Any) -> int:
 
 
 def probe(algorithm: Algorithm, task: Task, feed: Feed, client: int = 0) -> dict[str, int]:
-    """Facts found by letting one client go through one round of one step: bytes down and up, parameters trained and kept.
+    """Facts found by letting one client go through rounds of one step: bytes down and up, parameters trained.
 
-    Trained are those of all descents of a round (a method that trains two models counts both), or of personalising.
+    Round 0 may be a roll call and some rounds may only average, so rounds are tried until one trains.
     """
     feed = Feed(feed.federation, {name: Work(steps=1) for name in feed.phases}, feed.batch_size, feed.seed)
     shared, _ = algorithm.init_server(task)
-    data = feed.one(client, 0)
-    with trained_parameters() as in_round:
-        personal = algorithm.init_client(task, shared, data)
-        upload, personal = algorithm.client_update(task, shared, personal, data, Round())
-    with trained_parameters() as at_end:
-        personal = algorithm.personalize(task, shared, personal, feed.one(client, 0, "personalize"))
+    personal = algorithm.init_client(task, shared, feed.one(client, 0))
+    in_round: Record = {}
+    at_end: Record = {}
+    for number in range(1, 9):
+        with metered(in_round):
+            upload, after = algorithm.client_update(task, shared, personal, feed.one(client, number), Round(number=number))
+        if in_round:
+            break
+    with metered(at_end):
+        algorithm.personalize(task, shared, after, feed.one(client, 0, "personalize"))
     return {
         "bytes_down": wire_bytes(shared),
         "bytes_up": wire_bytes(upload),
-        "trained_parameters": max(sum(in_round.values()), sum(at_end.values())),
-        "personal_parameters": tree.size(personal),
+        "trained_parameters": max(trained(in_round), trained(at_end)) or tree.size(tree.trainable(task.init())),
     }
+
+
+def trained(record: Record) -> int:
+    """Parameters trained: those of all descents (a method that trains two models counts both), or, in a method that steps by
+    itself, what its scans carry."""
+    descents = [count for (kind, *_), count in record.items() if kind == "descend"]
+    return sum(descents or record.values())

@@ -22,6 +22,8 @@ from fedtailor.task import Task
 class _Engine(Protocol):
     def personal(self, shared: Any, client: int, store: Store) -> Any: ...
 
+    def newborn(self, shared: Any) -> Any: ...
+
 
 @dataclass(frozen=True, eq=False)
 class Personal(Sequence[Any]):
@@ -79,7 +81,7 @@ class Run:
         """The shared model's logits, with no local step: what a newcomer predicts with."""
         if not tree.leaves(self.shared):
             raise ModelMismatch(f"{self.summary['algorithm']} has no shared model; use predict(client, x)")
-        return self._answer(self.algorithm.init_client(self.task, self.shared, {}), x)
+        return self._answer(self.engine.newborn(self.shared), x)
 
     def model(self, client: int | str | None = None) -> dict[str, Tensor]:
         """A client's model (or the shared one) as name -> tensor, for methods that predict with a single model."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import NamedTuple
 
 from fedtailor.algorithms.base import Algorithm
@@ -38,5 +38,8 @@ def resolve(algorithm: Algorithm, task: Task, federation: Federation) -> tuple[A
     if algorithm.steps != "theory":
         return algorithm, None
     found = constants(task, federation, algorithm.opt.weight_decay)
+    known = {f.name for f in fields(algorithm)}
+    if "smoothness" in known:  # the method works out its steps from the constants
+        return replace(algorithm, steps=None, mu=found.mu, smoothness=found.smoothness), found  # type: ignore[call-arg]
     lam: float = algorithm.lam  # type: ignore[attr-defined]
     return replace(algorithm, **fedclup_steps(lam, found.mu, found.smoothness)._asdict()), found
