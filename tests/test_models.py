@@ -714,3 +714,22 @@ def test_training_leaves_the_tasks_start_and_evaluation_alone():
     descend(task.risk, task.init(), batches(x, y, [range(6)] * 3), SGD(lr=0.5))
     assert_models(task.init(), start)
     assert torch.equal(task.apply(start, x), logits)
+
+
+def test_the_split_model_is_one_logit_of_shared_and_personal_features():
+    module = models.build("split-linear:2", (5,), 2)
+    task = Task.from_module(module)
+    assert task.groups["features"] == ("features.weight",)
+    u, v, x = normal(1, 2), normal(1, 3, seed=1), normal(7, 5, seed=2)
+    logits = task.apply({"common.weight": u, "features.weight": v}, x)
+    torch.testing.assert_close(logits[:, 1] - logits[:, 0], (x[:, :2] @ u.T + x[:, 2:] @ v.T)[:, 0], **TOL)
+    assert all(not leaf.any() for leaf in task.init().values())
+    draw = np.random.default_rng(0)
+    clients = [(a := draw.normal(size=(20, 5)), (a[:, 0] + i * a[:, 4] > 0).astype(int)) for i in range(3)]
+    run = ft.run(
+        ft.FedAvgP(personal="features", steps=5), ft.Federation.from_arrays(clients, clients), "split-linear:2", rounds=3
+    )
+    assert set(run.personal[0]["model"]) == {"features.weight"}
+    for name, words in (("split-linear", "four shared"), ("split-linear:5", "from 1 to 4"), ("split-linear:0", "from 1 to 4")):
+        with pytest.raises(errors.InvalidArgument, match=words):
+            models.build(name, (5,), 2)

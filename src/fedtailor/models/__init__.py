@@ -12,21 +12,29 @@ from fedtailor.errors import InvalidArgument
 from fedtailor.models.cnn import PLANS, cnn
 from fedtailor.models.linear import linear
 from fedtailor.models.mlp import mlp
+from fedtailor.models.split import SplitLinear
 
-__all__ = ["build", "cnn", "linear", "mlp", "names"]
+__all__ = ["SplitLinear", "build", "cnn", "linear", "mlp", "names"]
 
 
 def names() -> tuple[str, ...]:
-    return ("linear", "mlp", *(f"cnn{k}" for k in PLANS))
+    return ("linear", "split-linear", "mlp", *(f"cnn{k}" for k in PLANS))
 
 
 def build(name: str, shape: tuple[int, ...], outputs: int, *, seed: int = 0, bias: bool = True) -> nn.Module:
-    """The network ``name`` for inputs of ``shape``; ``mlp:64,32`` sets the hidden widths. The seed fixes the start."""
+    """The network ``name`` for inputs of ``shape``; ``mlp:64,32`` sets the hidden widths, ``split-linear:4`` how many
+    features are shared. The seed fixes the start."""
     kind, _, option = name.partition(":")
     if kind not in names():
         near = difflib.get_close_matches(kind, names(), 1)
         hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(names())}, or a torch.nn.Module"
         raise InvalidArgument(f"unknown model {name!r}; {hint}")
+    if kind == "split-linear":
+        if not option.isdigit():
+            raise InvalidArgument(f"cannot read {name!r}; write for instance 'split-linear:4' for four shared features")
+        if outputs != 2:
+            raise InvalidArgument(f"split-linear is for two classes, not {outputs} outputs; use the model 'linear'")
+        return SplitLinear(math.prod(shape), int(option))
     if option and kind != "mlp":
         raise InvalidArgument(f"the model {kind!r} takes no option; write model={kind!r}")
     with torch.random.fork_rng(devices=[]):

@@ -90,7 +90,8 @@ class Task:
             raise InvalidArgument(f"unknown loss {loss!r}; use one of {', '.join(LOSSES)}")
         if not isinstance(module, nn.Module):
             raise InvalidArgument(f"a model must be a torch.nn.Module, not {type(module).__name__}")
-        return _from_module(module, LOSSES[loss], groups, blocks, public, classes)
+        declared = {**getattr(module, "groups", {}), **(groups or {})}
+        return _from_module(module, LOSSES[loss], declared, blocks, public, classes)
 
     def check_fit(self, x: Tensor, y: Tensor, labels: int) -> None:
         """Raise ``ModelMismatch`` unless the model takes these rows and its output fits these labels."""
