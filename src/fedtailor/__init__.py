@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedtailor import models, tree
+    from fedtailor import errors, models, tree
     from fedtailor.algorithms import (
         AL2SGD,
         APFL,
@@ -89,7 +89,7 @@ _METHODS = (
     "ScaffoldP",
 )
 _HOMES = {
-    "fedtailor": ("models", "tree"),
+    "fedtailor": ("errors", "models", "tree"),
     "fedtailor.algorithms": ("Algorithm", "Limit", "Round", *_METHODS),
     "fedtailor.data": ("Federation", "Work"),
     "fedtailor.engine.compare": ("Comparison", "compare"),
@@ -152,6 +152,7 @@ __all__ = [
     "check_algorithm",
     "compare",
     "descend",
+    "errors",
     "models",
     "prox",
     "run",

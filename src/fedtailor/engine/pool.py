@@ -22,15 +22,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fedtailor.errors import FedtailorError, WorkerDied
+from fedtailor.errors import FedtailorError, InvalidArgument, WorkerDied
 
 Job = tuple[Callable[..., Any], int, tuple[Any, ...]]
 ALIGN = 64
 
 
 def cores() -> int:
-    """Cores this process may use (1 where processes cannot be forked safely)."""
-    if not sys.platform.startswith("linux"):
+    """Cores this process may use (1 where it cannot, or may not, fork)."""
+    if not sys.platform.startswith("linux") or multiprocessing.current_process().daemon:
         return 1
     return len(os.sched_getaffinity(0))
 
@@ -148,6 +148,10 @@ class Pool:
     """``run`` gives the results of jobs in the order of the jobs, whichever worker did them."""
 
     def __init__(self, context: Any, size: int) -> None:
+        if size > 1 and multiprocessing.current_process().daemon:
+            raise InvalidArgument("a daemonic process may not start worker processes; use workers=1")
+        if not sys.platform.startswith("linux"):
+            raise InvalidArgument("worker processes are forked, which is safe on Linux only; use workers=1")
         self.size = size
         self._shared = _Memory()
         self._workers: list[_Worker] = []
