@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test check check-all lint bench clean
+.PHONY: help demo test check check-all lint docs bench clean
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -29,6 +29,9 @@ check: lint test  ## What CI runs
 
 check-all: lint $(READY)  ## Every test, slow ones too
 	$(BIN)/python -m pytest -n 2
+
+docs: $(READY)  ## Run every method and write docs/methods.md
+	$(BIN)/python -m fedtailor.advisor.table docs/methods.md
 
 bench: $(READY)  ## Speed and memory, as ratios to bare PyTorch in the same run
 	$(BIN)/python -m benchmarks.run

@@ -197,7 +197,7 @@ def test_distance_to_the_truth_and_excess_risk():
 def test_new_clients_are_never_trained_on_and_reported_apart(digits):
     run = ft.run(ft.FedCLUP(lam=0.1, lr=0.5, epochs=2), digits, rounds=5, batch_size=16, new_clients=0.25)
     assert (run.summary["clients"], run.summary["new_clients"]) == (6, 2)
-    left_out = [i for i, name in enumerate(digits.names) if name not in run.federation.names]
+    left_out = [i for i, name in enumerate(digits.names) if name not in run.engine.plan.federation.names]
     same = ft.run(run.algorithm, digits.take([i for i in range(8) if i not in left_out]), rounds=5, batch_size=16)
     assert torch.equal(run.shared["model"]["weight"], same.shared["model"]["weight"])
     zero_step = [(run.predict_global(x).argmax(1) == y).double().mean().item() for x, y in map(digits.test.client, left_out)]

@@ -224,3 +224,85 @@ def test_worker_processes_end_with_the_run_and_errors_come_home(digits):
         ft.run(ft.FedAvg(), digits, Breaks(), rounds=1, engine="loop", workers=2)
     ft.run(ft.FedAvg(), digits, rounds=1, engine="loop", workers=2)
     assert not multiprocessing.active_children()
+
+
+def test_numbers_and_names_of_clients_are_those_of_the_federation_given_also_with_clients_held_out(digits):
+    run = ft.run(ft.Local(epochs=2), digits, rounds=2, batch_size=16, new_clients=0.34)
+    held = [i for i, name in enumerate(digits.names) if name not in run.engine.plan.federation.names]
+    assert len(held) == run.summary["new_clients"] == 2
+    for i in range(6):
+        x, _ = digits.test.client(i)
+        assert torch.equal(run.predict(i, x), run.predict(str(i), x))
+    scores = [(run.predict(i, x).argmax(1) == y).double().mean().item() for i in held for x, y in [digits.test.client(i)]]
+    assert run.summary["new_acc_personal"] == pytest.approx(np.mean(scores))
+    assert len(list(run.per_client())) == 4
+
+
+def test_model_is_what_the_client_predicts_with_or_is_refused_and_is_a_copy(digits):
+    x = digits.test.client(0)[0]
+    for method in (ft.Ditto(), ft.FedAvg(), ft.FedPer(), ft.ScaffoldP(), ft.FedAvgFT()):
+        run = ft.run(method, digits, "mlp:6", rounds=2, batch_size=16)
+        assert torch.allclose(run.task.apply(run.model(0), x), run.predict(0, x), atol=1e-6)
+    before = run.predict(0, x)
+    next(iter(run.model(0).values())).zero_()
+    assert torch.equal(run.predict(0, x), before)
+    for method in (ft.APFL(), ft.KNNPer(weight=0.5), ft.HypCluster()):
+        with pytest.raises(ft.errors.ModelMismatch, match="use predict"):
+            ft.run(method, digits, "mlp:6", rounds=2).model(0)
+
+
+def test_a_model_loads_back_into_its_module_with_batch_norm(digits):
+    net = nn.Sequential(nn.Linear(64, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 10))
+    run = ft.run(ft.Ditto(epochs=2), digits, net, rounds=2, batch_size=16)
+    missing, unexpected = net.load_state_dict(run.state_dict(2), strict=False)
+    assert set(missing) <= {"1.num_batches_tracked"}
+    assert not unexpected
+    x = digits.test.client(2)[0]
+    assert torch.allclose(net.eval()(x), run.predict(2, x), atol=1e-6)
+
+
+def test_a_run_works_in_a_forked_child_of_a_process_that_used_threads(digits):
+    import multiprocessing
+
+    def child(queue):
+        queue.put(ft.run(ft.FedAvg(epochs=1), digits, rounds=1, batch_size=16, engine="vectorized").summary["acc_global"])
+
+    torch.set_num_threads(2)
+    (torch.randn(600, 600) @ torch.randn(600, 600)).sum()
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    process = context.Process(target=child, args=(queue,), daemon=True)
+    process.start()
+    process.join(60)
+    torch.set_num_threads(1)
+    assert process.exitcode == 0
+    assert queue.get() == ft.run(ft.FedAvg(epochs=1), digits, rounds=1, batch_size=16, engine="vectorized").summary["acc_global"]
+
+
+def test_an_out_directory_that_cannot_be_used_is_refused_before_any_work(tmp_path, digits):
+    ft.run(ft.FedAvg(), digits, rounds=1, out=tmp_path / "a")
+    with pytest.raises(ft.errors.InvalidArgument, match="another run"):
+        ft.run(ft.FedAvg(), digits, rounds=1, out=tmp_path / "a")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ft.errors.InvalidArgument, match="cannot write"):
+        ft.run(ft.FedAvg(), digits, rounds=1, out=tmp_path / "file" / "b")
+
+
+def test_a_comparison_takes_labels_and_knows_its_columns(digits):
+    found = ft.compare({"short": ft.FedAvg(epochs=1), "long": ft.FedAvg(epochs=3)}, digits, rounds=1)
+    assert list(found) == ["short", "long"]
+    with pytest.raises(ft.errors.InvalidArgument, match="acc_personal"):
+        found.table("acc_personnal")
+
+
+def test_labels_with_gaps_are_pointed_out():
+    x = np.random.default_rng(0).normal(size=(6, 2))
+    with pytest.warns(UserWarning, match="class 0"):
+        ft.Federation.from_arrays([(x, np.array([1, 2, 1, 2, 1, 2]))], [(x, np.array([1, 2, 1, 2, 1, 2]))])
+    with pytest.raises(ft.errors.InvalidData, match="strings"):
+        ft.Federation.from_arrays([(x, x[:, 0])], [(x, x[:, 0])], names=[1])
+
+
+def test_every_methods_docstring_is_that_of_its_file():
+    assert "Li et al. 2021 (Ditto)" in ft.Ditto.__doc__
+    assert "When to use" in ft.FedPer.__doc__

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         Round,
         Scaffold,
         ScaffoldP,
+        param,
     )
     from fedtailor.data import Federation, Work
     from fedtailor.engine.compare import Comparison, compare
@@ -90,7 +91,7 @@ _METHODS = (
 )
 _HOMES = {
     "fedtailor": ("errors", "models", "tree"),
-    "fedtailor.algorithms": ("Algorithm", "Limit", "Round", *_METHODS),
+    "fedtailor.algorithms": ("Algorithm", "Limit", "Round", "param", *_METHODS),
     "fedtailor.data": ("Federation", "Work"),
     "fedtailor.engine.compare": ("Comparison", "compare"),
     "fedtailor.engine.run": ("run",),
@@ -154,6 +155,7 @@ __all__ = [
     "descend",
     "errors",
     "models",
+    "param",
     "prox",
     "run",
     "scan",

@@ -135,10 +135,10 @@ def shapes(tree: Any) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
 
 def pack(tree: Any) -> bytes:
     """A tree as bytes: safetensors, never pickle. This is what travels and what is stored."""
-    found = list(items(tree))
     # numbered, because two paths may read alike; cloned, because two leaves may be one tensor
-    flat = {str(i): leaf.detach().cpu().clone(memory_format=torch.contiguous_format) for i, (_, leaf) in enumerate(found)}
-    numbers = iter(range(len(found)))
+    owned = (leaf.detach().cpu().clone(memory_format=torch.contiguous_format) for leaf in leaves(tree))
+    flat = {str(i): leaf for i, leaf in enumerate(owned)}
+    numbers = iter(range(len(flat)))
     return _save(flat, metadata={"keys": json.dumps(map(lambda _: next(numbers), tree))})
 
 

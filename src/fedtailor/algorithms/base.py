@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,6 +101,11 @@ class Algorithm(ABC):
     needs_everyone: ClassVar[bool] = False  # True: a round is of all clients; partial turnout is refused
     has_theory: ClassVar[bool] = False  # True: steps="theory" is resolved before the run (theory/rates.py)
     limits: ClassVar[tuple[Limit, ...]] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.__doc__ is None:  # a method's file is its documentation
+            cls.__doc__ = sys.modules[cls.__module__].__doc__
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):

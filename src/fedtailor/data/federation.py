@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -32,6 +33,10 @@ class Split:
         return np.diff(self.offsets)
 
     def client(self, i: int) -> tuple[Tensor, Tensor]:
+        """(x, y) of the i-th client, counted from 0."""
+        if not -len(self.sizes) <= i < len(self.sizes):
+            raise InvalidArgument(f"no client {i}; there are {len(self.sizes)}, counted from 0")
+        i %= len(self.sizes)
         rows = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
         return self.x[rows], self.y[rows]
 
@@ -91,7 +96,8 @@ class Federation:
         """Position of a client given by position or by name."""
         if isinstance(client, str):
             if client not in self.names:
-                raise InvalidArgument(f"no client {client!r}; the clients are {', '.join(self.names[:8])}, ...")
+                more = ", ..." if len(self.names) > 8 else ""
+                raise InvalidArgument(f"no client {client!r}; the clients are {', '.join(self.names[:8])}{more}")
             return self.names.index(client)
         if not -len(self) <= client < len(self):
             raise InvalidArgument(f"no client {client}; there are {len(self)}, counted from 0")
@@ -181,7 +187,9 @@ def _from_arrays(
         raise InvalidData("train and test must be lists with one pair (x, y) per client; for a dict, give its values and names=")
     if len(train) == 0:
         raise InvalidData("there are no clients; give train=[(x, y), ...] with one pair per client")
-    names = tuple(str(n) for n in names) if names is not None else tuple(str(i) for i in range(len(train)))
+    if names is not None and not all(isinstance(name, str) for name in names):
+        raise InvalidData("names must be strings (a number counts clients from 0); use names=[str(n) for n in names]")
+    names = tuple(names) if names is not None else tuple(str(i) for i in range(len(train)))
     if len(set(names)) != len(names):
         twice = next(n for n in names if list(names).count(n) > 1)
         raise InvalidData(f"two clients are called {twice!r}; give every client a name of its own")
@@ -196,6 +204,8 @@ def _from_arrays(
     kind = task or _guess([split.y for split in splits.values()])
     splits = {what: Split(s.x, _targets(what, s, kind, names), s.offsets) for what, s in splits.items()}
     labels = _labels(kind, splits)
+    if kind == "classification":
+        _warn_of_gaps(labels, splits)
     return Federation(
         train=splits["train"],
         test=splits["test"],
@@ -309,6 +319,15 @@ def _guess(targets: Sequence[Tensor]) -> str:
     if targets[0].dim() > 1:
         return "multilabel" if binary else "regression"
     return "regression" if targets[0].is_floating_point() and not binary else "classification"
+
+
+def _warn_of_gaps(labels: int, splits: Mapping[str, Split]) -> None:
+    seen = np.unique(np.concatenate([split.y.unique().numpy() for split in splits.values()]))
+    if len(seen) < labels and not (labels == 2 and len(seen) == 1):
+        missing = np.setdiff1d(np.arange(labels), seen)
+        shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+        text = f"{labels} classes are assumed but no client has a row of class {shown}; number the classes from 0 without gaps"
+        warnings.warn(text, stacklevel=4)
 
 
 def _labels(kind: str, splits: Mapping[str, Split]) -> int:

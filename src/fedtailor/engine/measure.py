@@ -61,12 +61,15 @@ def personal_trees(engine: Engine, shared: Any, store: Store) -> list[Any]:
     return [engine.personal(shared, i, store) for i in range(len(engine.plan.federation))]
 
 
-def new_clients_summary(plan: Plan, shared: Any, rounds: int) -> dict[str, Any]:
-    """Clients never trained on: born with the final shared state, one round of local work, nothing sent back."""
+def meet_newcomers(plan: Plan, shared: Any, rounds: int) -> tuple[dict[str, Any], tuple[Engine, Store]]:
+    """Clients never trained on: born with the final shared state, one round of local work, nothing sent back.
+
+    (What they are measured at, the engine and store to predict for them.)
+    """
     store, ids = Store(len(plan.federation)), np.arange(len(plan.federation))
     engine = LoopEngine(plan, workers=1)
     engine.round(shared, ids, Round(rounds, rounds, len(ids), len(ids)), store)
     found, _ = evaluate(engine, shared, store)
     name = score_name(plan.task.kind)
     keep = (f"{name}_personal", f"{name}_global", "share_benefit", "worst_decile")
-    return {"new_clients": len(ids), **{f"new_{k}": found[k] for k in keep}}
+    return {"new_clients": len(ids), **{f"new_{k}": found[k] for k in keep}}, (engine, store)

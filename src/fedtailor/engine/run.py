@@ -23,7 +23,7 @@ from fedtailor.data.feed import Feed
 from fedtailor.engine.auto import choose
 from fedtailor.engine.base import Engine, Ids, Plan, one_thread
 from fedtailor.engine.loop import LoopEngine
-from fedtailor.engine.measure import evaluate, new_clients_summary, on_union, personal_trees
+from fedtailor.engine.measure import evaluate, meet_newcomers, on_union, personal_trees
 from fedtailor.engine.vectorized import VectorizedEngine
 from fedtailor.errors import Diverged, InvalidArgument
 from fedtailor.metrics.client import score_name
@@ -40,6 +40,7 @@ ENGINES = ("auto", "loop", "vectorized")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
+@one_thread()
 def run(
     algorithm: Algorithm,
     federation: Federation,
@@ -70,6 +71,8 @@ def run(
     on ``engine`` only in the last digits.
     """
     _check(algorithm, federation, rounds, batch_size, seed, engine, workers, dtype, weights, evaluate_every, new_clients, device)
+    if out is not None:
+        _claim(Path(out))
     began = time.perf_counter()
     federation = federation.to(DTYPES[dtype]).as_task(task or federation.kind)
     what = build_task(model, federation, seed, DTYPES[dtype], bias)
@@ -83,56 +86,57 @@ def run(
     facts = probe(algorithm, what, plan.feed)
     every = max(1, rounds // 20) if evaluate_every is None else evaluate_every
 
-    with one_thread():
-        shared, server = algorithm.init_server(what)
-        store = Store(len(learners))
-        chosen, why = _engine(engine, plan, shared, workers, size, seed)
-        with chosen:
-            records: list[dict[str, Any]] = []
-            started = time.perf_counter()
-            for rnd, now in play(chosen, shared, server, store, rounds, size, seed):
-                shared, server = now
-                talking = 0 if algorithm.silent(rnd) else rnd.cohort
-                record = {
-                    "round": rnd.number,
-                    "cohort": rnd.cohort,
-                    "bytes_down": facts["bytes_down"] * talking,
-                    "bytes_up": facts["bytes_up"] * talking,
-                    "seconds": time.perf_counter() - started,
-                }
-                is_last = rnd.number + 1 == rounds
-                if is_last or (every and (rnd.number + 1) % every == 0):
-                    measured, clients = evaluate(chosen, shared, store)
-                    record |= measured
-                records.append(record)
-                if callback is not None:
-                    callback(record)
-                started = time.perf_counter()
-            summary = {
-                "algorithm": type(algorithm).__name__,
-                "dataset": federation.name,
-                "clients": len(learners),
-                "rounds": rounds,
-                "seed": seed,
-                "engine": chosen.name,
-                "engine_reason": why,
-                "workers": chosen.processes if isinstance(chosen, LoopEngine) else 1,
-                **{k: v for k, v in measured.items() if not k.startswith("val_")},
-                **on_union(chosen, shared, store, seed),
-                "trained_parameters": facts["trained_parameters"],
-                "personal_parameters": tree.size(chosen.personal(shared, 0, store)),
-                "bytes_down": sum(r["bytes_down"] for r in records),
-                "bytes_up": sum(r["bytes_up"] for r in records),
-                "epsilon": None,
-                **_best(records, score_name(what.kind)),
-                **({} if found is None else {"mu": found.mu, "smoothness": found.smoothness}),
-                **_against_truth(chosen, shared, store, clients),
+    shared, server = algorithm.init_server(what)
+    store = Store(len(learners))
+    chosen, why = _engine(engine, plan, shared, workers, size, seed)
+    with chosen:
+        records: list[dict[str, Any]] = []
+        started = time.perf_counter()
+        for rnd, now in play(chosen, shared, server, store, rounds, size, seed):
+            shared, server = now
+            talking = 0 if algorithm.silent(rnd) else rnd.cohort
+            record = {
+                "round": rnd.number,
+                "cohort": rnd.cohort,
+                "bytes_down": facts["bytes_down"] * talking,
+                "bytes_up": facts["bytes_up"] * talking,
+                "seconds": time.perf_counter() - started,
             }
-        if newcomers is not None:
-            outside = make_plan(algorithm, what, federation.take(newcomers), batch_size, seed, weights)
-            summary |= new_clients_summary(outside, shared, rounds)
+            is_last = rnd.number + 1 == rounds
+            if is_last or (every and (rnd.number + 1) % every == 0):
+                measured, clients = evaluate(chosen, shared, store)
+                record |= measured
+            records.append(record)
+            if callback is not None:
+                callback(record)
+            started = time.perf_counter()
+        summary = {
+            "algorithm": type(algorithm).__name__,
+            "dataset": federation.name,
+            "clients": len(learners),
+            "rounds": rounds,
+            "seed": seed,
+            "engine": chosen.name,
+            "engine_reason": why,
+            "workers": chosen.processes if isinstance(chosen, LoopEngine) else 1,
+            **measured,
+            **on_union(chosen, shared, store, seed),
+            "trained_parameters": facts["trained_parameters"],
+            "personal_parameters": tree.size(chosen.personal(shared, 0, store)),
+            "bytes_down": sum(r["bytes_down"] for r in records),
+            "bytes_up": sum(r["bytes_up"] for r in records),
+            "epsilon": None,
+            **_best(records, score_name(what.kind)),
+            **({} if found is None else {"mu": found.mu, "smoothness": found.smoothness}),
+            **_against_truth(chosen, shared, store, clients),
+        }
+    outside = None
+    if newcomers is not None:
+        others = make_plan(algorithm, what, federation.take(newcomers), batch_size, seed, weights)
+        found_outside, outside = meet_newcomers(others, shared, rounds)
+        summary |= found_outside
     summary["seconds"] = time.perf_counter() - began
-    finished = Run(algorithm, what, learners, shared, server, store, chosen, records, clients, summary)
+    finished = Run(algorithm, what, federation, shared, server, store, chosen, outside, records, clients, summary)
     if out is not None:
         save(finished, Path(out))
     return finished
@@ -173,6 +177,16 @@ def build_task(model: str | nn.Module | Task, federation: Federation, seed: int,
         made = replace(made, public=federation.public)
     made.check_fit(federation.train.x, federation.train.y, federation.labels)
     return made
+
+
+def _claim(folder: Path) -> None:
+    """Make the run directory before any work is done; refuse one that holds another run."""
+    if (folder / "summary.json").exists():
+        raise InvalidArgument(f"{folder} holds another run; give out= a new directory")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgument(f"cannot write to {folder} ({error.strerror}); give out= a directory you may write to") from error
 
 
 def save(finished: Run, folder: Path) -> None:
@@ -256,7 +270,7 @@ def _best(records: list[dict[str, Any]], name: str) -> dict[str, Any]:
     best = min(judged, key=lambda r: sign * r[f"val_{name}_personal"])
     return {
         "best_round": best["round"],
-        f"val_{name}_personal": best[f"val_{name}_personal"],
+        f"best_val_{name}_personal": best[f"val_{name}_personal"],
         f"best_{name}_personal": best[f"{name}_personal"],
         f"best_{name}_global": best[f"{name}_global"],
     }

@@ -68,7 +68,8 @@ def check_algorithm(
                 first = str(error).splitlines()[0] if str(error) else ""
                 broken.append(f"law {number} ({title}) on {name}: {type(error).__name__}: {first}")
     if broken:
-        raise LawBroken(f"{type(algorithm).__name__} breaks {len(broken)} of the laws:\n  " + "\n  ".join(broken))
+        laws_broken = len({text.split(" ")[1] for text in broken})
+        raise LawBroken(f"{type(algorithm).__name__} breaks {laws_broken} of the ten laws:\n  " + "\n  ".join(broken))
     return kept
 
 

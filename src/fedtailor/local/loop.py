@@ -126,7 +126,8 @@ def gradient(risk: Risk, params: Any, data: Any, by_rows: bool = False) -> Any:
         found = tree.map(lambda leaf: leaf * weight.to(leaf), gradient_on(risk, params, batch))
         return {"sum": tree.add(carry["sum"], found), "weight": carry["weight"] + weight}
 
-    with metered(None):  # a gradient moves nothing
+    _note("gradient", params, {})
+    with metered(None):  # its scan moves nothing
         total = scan(step, {"sum": tree.zeros(params), "weight": torch.zeros((), dtype=torch.float64)}, data)
     mean = tree.map(lambda leaf: leaf / total["weight"].to(leaf), total["sum"])
     return tree.refill(params, (torch.zeros_like(g) if tree.is_buffer(path) else g for path, g in tree.items(mean)))

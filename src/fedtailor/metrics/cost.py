@@ -37,12 +37,12 @@ def probe(algorithm: Algorithm, task: Task, feed: Feed, client: int = 0) -> dict
     return {
         "bytes_down": wire_bytes(shared),
         "bytes_up": wire_bytes(upload),
-        "trained_parameters": max(trained(in_round), trained(at_end)) or tree.size(tree.trainable(task.init())),
+        "trained_parameters": max(trained(in_round), trained(at_end)),
     }
 
 
 def trained(record: Record) -> int:
-    """Parameters trained: those of all descents (a method that trains two models counts both), or, in a method that steps by
-    itself, what its scans carry."""
-    descents = [count for (kind, *_), count in record.items() if kind == "descend"]
-    return sum(descents or record.values())
+    """Parameters trained: those of all descents (a method that trains two models counts both); in a method that steps by itself,
+    what its scans carry, or else what it takes gradients of."""
+    by_kind = {kind: [n for (k, *_), n in record.items() if k == kind] for kind in ("descend", "scan", "gradient")}
+    return sum(by_kind["descend"]) or sum(by_kind["scan"]) or max(by_kind["gradient"], default=0)

@@ -19,7 +19,15 @@ from fedtailor.runs.store import Store
 from fedtailor.task import Task
 
 
+class _Plan(Protocol):
+    @property
+    def federation(self) -> Federation: ...
+
+
 class _Engine(Protocol):
+    @property
+    def plan(self) -> _Plan: ...
+
     def personal(self, shared: Any, client: int, store: Store) -> Any: ...
 
     def newborn(self, shared: Any) -> Any: ...
@@ -42,13 +50,17 @@ class Personal(Sequence[Any]):
             raise IndexError(f"no client {client}; there are {len(self)}")
         i = self.run.federation.index(client)
         if i not in self._made:
-            self._made[i] = self.run.engine.personal(self.run.shared, i, self.run.store)
+            self._made[i] = self.run.tree_of(i)
         return self._made[i]
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A finished run. ``history`` has a record per round, ``summary`` the measures of DESIGN's summary.json."""
+    """A finished run. ``history`` has a record per round, ``summary`` the measures over clients.
+
+    Clients are numbered (and named) as in the federation given to ``run``, held-out ones included; ``clients`` holds the measures
+    of those that took part.
+    """
 
     algorithm: Algorithm
     task: Task
@@ -57,6 +69,7 @@ class Run:
     server: Any
     store: Store
     engine: _Engine
+    outside: tuple[_Engine, Store] | None  # the clients that were held out
     history: list[dict[str, Any]]
     clients: dict[str, NDArray[np.float64]]
     summary: dict[str, Any]
@@ -83,26 +96,46 @@ class Run:
             raise ModelMismatch(f"{self.summary['algorithm']} has no shared model; use predict(client, x)")
         return self._answer(self.engine.newborn(self.shared), x)
 
+    def tree_of(self, i: int) -> Any:
+        """The tree with which the i-th client predicts."""
+        name = self.federation.names[i]
+        places = [(self.engine, self.store), *([] if self.outside is None else [self.outside])]
+        for engine, store in places:
+            names = engine.plan.federation.names
+            if name in names:
+                return engine.personal(self.shared, names.index(name), store)
+        raise KeyError(name)
+
     def model(self, client: int | str | None = None) -> dict[str, Tensor]:
-        """A client's model (or the shared one) as name -> tensor, for methods that predict with a single model."""
+        """A client's model (or the shared one) as name -> tensor, copied; refused where no single model gives its predictions."""
         state = {} if client is None else self.personal[self.federation.index(client)]
-        found = state.get("model", self.shared.get("model"))
-        if found is None:
-            raise ModelMismatch(f"{self.summary['algorithm']} does not keep a single model there; use predict")
-        return dict(found)
+        parts = {**self.shared.get("model", {}), **state.get("model", {})}
+        found = {name: parts[name].clone() for name in self.task.names if name in parts}
+        x = self.federation.train.x[:4]
+        wanted = None if tuple(found) != self.task.names else self._answer(state, x, raw=True) if client is not None else None
+        with torch.no_grad():
+            fits = tuple(found) == self.task.names and (wanted is None or torch.allclose(self.task.apply(found, x), wanted))
+        if not fits:
+            raise ModelMismatch(f"no single model gives {self.summary['algorithm']}'s predictions there; use predict or personal")
+        return found
+
+    def state_dict(self, client: int | str | None = None) -> dict[str, Tensor]:
+        """``model`` with torch's names, for ``module.load_state_dict(..., strict=False)`` (integer buffers never travel)."""
+        return {name.removeprefix(tree.BUFFER): value for name, value in self.model(client).items()}
 
     def per_client(self) -> Iterator[tuple[str, dict[str, float | None]]]:
-        """(name, measures on the client's own test rows) of every client."""
-        for i, name in enumerate(self.federation.names):
+        """(name, measures on the client's own test rows) of every client that took part."""
+        for i, name in enumerate(self.engine.plan.federation.names):
             yield name, {k: None if np.isnan(v[i]) else float(v[i]) for k, v in self.clients.items()}
 
-    def _answer(self, personal: Any, x: ArrayLike | Tensor) -> Tensor:
+    def _answer(self, personal: Any, x: ArrayLike | Tensor, raw: bool = False) -> Tensor:
         like = self.federation.train.x
         rows = torch.as_tensor(np.asarray(x) if not isinstance(x, Tensor) else x).to(like)
         if rows.shape[1:] != like.shape[1:]:
             want, have = tuple(like.shape[1:]), tuple(rows.shape[1:])
-            raise ModelMismatch(f"rows have shape {have} but the model was trained on {want}; give x of shape (rows, *{want})")
+            shape = ", ".join(["rows", *map(str, want)])
+            raise ModelMismatch(f"rows have shape {have} but the model was trained on {want}; give x of shape ({shape})")
         with torch.no_grad():
             logits = self.algorithm.predict(self.task, self.shared, personal, rows)
-        single = self.task.kind == "regression" and self.federation.train.y.dim() == 1
+        single = not raw and self.task.kind == "regression" and self.federation.train.y.dim() == 1
         return logits.reshape(len(rows)) if single else logits
