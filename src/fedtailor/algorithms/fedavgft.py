@@ -4,7 +4,7 @@ What it does
     Rounds as FedAvg. Before it predicts, a client fine-tunes a copy of the shared model on its training data; the copy is
     never sent and never kept.
 Reference
-    MINIMAX section 5 (FedAvg + fine-tuning, 15 epochs); FLOW's FedAvgFT.
+    MINIMAX, Figure 1 and Appendix D (FedAvg + fine-tuning, 15 epochs); FLOW, baseline FedAvgFT.
 Differs from the paper
     Nothing known. With a schedule for ``lr``, fine-tuning uses its first value unless ``finetune_lr`` is given.
 Limits

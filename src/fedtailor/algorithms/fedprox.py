@@ -3,7 +3,7 @@
 What it does
     Local SGD on risk + mu/2 ||y - w||^2 from the shared model w; the server moves by the mean of the deltas.
 Reference
-    Li et al. 2020 (FedProx), equation (2): gradient + mu (y - w).
+    Li et al. 2020 (FedProx): objective with mu/2 ||y - w||^2, gradient + mu (y - w).
 Differs from the paper
     Clients do a fixed amount of work (no inexactness parameter gamma); the mean is weighted as FedAvg's.
 Limits

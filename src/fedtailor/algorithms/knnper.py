@@ -5,7 +5,7 @@ What it does
     training rows. p = weight p_knn + (1 - weight) softmax(logits), where p_knn weighs the ``k`` nearest stored rows by
     exp(-squared distance / (D scale)), D being the number of features.
 Reference
-    Marfoq et al. 2022 (kNN-Per), equations (6)-(7).
+    Marfoq et al. 2022 (kNN-Per).
 Differs from the paper
     The mixing weight, unless given, is chosen on the client's validation rows from a grid of 11 (the authors' script scores test
     rows). Where a client has fewer than k rows, all vote.

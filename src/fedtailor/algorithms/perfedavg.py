@@ -5,7 +5,7 @@ What it does
     Hessian (``hessian="first-order"``) or with its product by a central difference (``"free"``). Before predicting, a client
     takes steps of ``inner_lr`` on its training data.
 Reference
-    Fallah et al. 2020 (Per-FedAvg), equations (7)-(8) and section on approximations.
+    Fallah et al. 2020 (Per-FedAvg): the meta-gradient and its two approximations, from memory.
 Differs from the paper
     One batch serves all gradients of a step (the paper draws independent ones).
 Limits
