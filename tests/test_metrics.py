@@ -213,7 +213,7 @@ def test_the_best_round_is_chosen_on_validation(digits):
 
 
 def test_the_union_test_is_sampled_when_it_would_be_too_large_and_says_so(monkeypatch, digits):
-    monkeypatch.setattr("fedtailor.engine.measure.UNION_ROWS", 50)
+    monkeypatch.setattr("fedtailor.engine.measure.UNION_PREDICTIONS", 150)
     monkeypatch.setattr("fedtailor.engine.measure.UNION_CLIENTS", 3)
     summary = ft.run(ft.Local(epochs=1), digits, rounds=1).summary
     assert (summary["union_rows"], summary["union_clients"]) == (50, 3)

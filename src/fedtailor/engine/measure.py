@@ -17,7 +17,7 @@ from fedtailor.metrics.spread import summarize
 from fedtailor.runs.store import Store
 
 Columns = dict[str, NDArray[np.float64]]
-UNION_ROWS, UNION_CLIENTS = 10_000, 1_000  # beyond these the union test is on a seeded sample, and says so
+UNION_CLIENTS, UNION_PREDICTIONS = 1_000, 1_000_000  # beyond these the union test is on a seeded sample, and says so
 
 
 def evaluate(engine: Engine, shared: Any, store: Store) -> tuple[dict[str, Any], Columns]:
@@ -47,10 +47,11 @@ def on_union(engine: Engine, shared: Any, store: Store, seed: int) -> dict[str, 
     test, count = plan.federation.test, len(plan.federation)
     rows, ids = np.arange(len(test.y)), np.arange(count)
     draw = rng.generator(seed, "union")
-    if len(rows) > UNION_ROWS:
-        rows = np.sort(draw.choice(len(rows), UNION_ROWS, replace=False))
     if count > UNION_CLIENTS:
         ids = np.sort(plan.federation.order[draw.choice(count, UNION_CLIENTS, replace=False)])
+    most = max(1, UNION_PREDICTIONS // len(ids))
+    if len(rows) > most:
+        rows = np.sort(draw.choice(len(rows), most, replace=False))
     x, y = test.x[rows], test.y[rows]
     scores = np.concatenate([accuracy_on(plan.task, logits, y) for _, logits in engine.on_common(shared, ids, store, x)])
     name = score_name(plan.task.kind)
