@@ -56,42 +56,8 @@ if TYPE_CHECKING:
     from fedtailor.runs.history import Run
     from fedtailor.task import Task
 
-_METHODS = (
-    "L2GD",
-    "FedCLUPDynamic",
-    "AL2SGD",
-    "APFL",
-    "Ditto",
-    "FedAdam",
-    "FedAlt",
-    "FedAvg",
-    "FedAvgFT",
-    "FedAvgM",
-    "FedAvgP",
-    "FedBABU",
-    "FedBN",
-    "FedCLUP",
-    "FedDF",
-    "FedDyn",
-    "FedPer",
-    "FedProx",
-    "FedProxPersonal",
-    "FedRep",
-    "FedSim",
-    "FedYogi",
-    "HypCluster",
-    "KNNPer",
-    "LGFedAvg",
-    "Local",
-    "MTL",
-    "PFedMe",
-    "PerFedAvg",
-    "Scaffold",
-    "ScaffoldP",
-)
 _HOMES = {
     "fedtailor": ("errors", "models", "tree"),
-    "fedtailor.algorithms": ("Algorithm", "Limit", "Round", "param", *_METHODS),
     "fedtailor.data": ("Federation", "Work"),
     "fedtailor.engine.compare": ("Comparison", "compare"),
     "fedtailor.engine.run": ("run",),
@@ -101,8 +67,6 @@ _HOMES = {
     "fedtailor.runs.history": ("Run",),
     "fedtailor.task": ("Task",),
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
-
 __version__ = "0.1.0"
 __all__ = [
     "AL2SGD",
@@ -161,6 +125,9 @@ __all__ = [
     "scan",
     "tree",
 ]
+
+# what has no other home is a method, or of the methods' interface
+_HOME = {**dict.fromkeys(__all__, "fedtailor.algorithms"), **{name: home for home, names in _HOMES.items() for name in names}}
 
 
 def __getattr__(name: str) -> Any:

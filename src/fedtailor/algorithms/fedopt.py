@@ -9,6 +9,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from fedtailor import tree
 from fedtailor.algorithms.base import Algorithm, param
 from fedtailor.local import descend
@@ -42,3 +44,13 @@ class ServerOptimizer(Algorithm, ABC):
 
     def predict(self, task, shared, personal, x):
         return task.apply(shared["model"], x)
+
+
+def moments(model: Any, tau: float) -> Any:
+    """The memory of an adaptive server: first moment 0, second tau^2."""
+    return {"m": tree.zeros(model), "v": tree.map(lambda leaf: torch.full_like(leaf, tau**2), model)}
+
+
+def adaptive(m: Any, v: Any, lr: float, tau: float) -> tuple[Any, Any]:
+    """(memory, lr m / (sqrt(v) + tau))."""
+    return {"m": m, "v": v}, tree.map(lambda a, b: lr * a / (b.sqrt() + tau), m, v)

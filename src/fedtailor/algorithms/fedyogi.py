@@ -20,7 +20,7 @@ import torch
 
 from fedtailor import tree
 from fedtailor.algorithms.base import param
-from fedtailor.algorithms.fedopt import ServerOptimizer
+from fedtailor.algorithms.fedopt import ServerOptimizer, adaptive, moments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +31,10 @@ class FedYogi(ServerOptimizer):
     tau: float = param(1e-3, gt=0)
 
     def init_memory(self, model):
-        return {"m": tree.zeros(model), "v": tree.map(lambda leaf: torch.full_like(leaf, self.tau**2), model)}
+        return moments(model, self.tau)
 
     def step(self, memory, delta):
         m = tree.mix(delta, memory["m"], self.beta1)
         square = tree.map(torch.square, delta)
         v = tree.map(lambda old, new: old - (1 - self.beta2) * new * torch.sign(old - new), memory["v"], square)
-        return {"m": m, "v": v}, tree.map(lambda a, b: self.server_lr * a / (b.sqrt() + self.tau), m, v)
+        return adaptive(m, v, self.server_lr, self.tau)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -64,7 +64,6 @@ class Federation:
     labels: int = 0
     truth: Sequence[Mapping[str, Tensor]] | None = None
     name: str = "arrays"
-    notes: tuple[str, ...] = field(default=())
 
     def __len__(self) -> int:
         return len(self.names)
