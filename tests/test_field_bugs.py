@@ -148,3 +148,30 @@ def test_a_client_not_sampled_keeps_its_state():
             assert torch.equal(states[0][i], states[1][i])
         if i in took_part:
             assert not torch.equal(states[0][i], states[1][i])
+
+
+@pytest.mark.parametrize("engine", ["loop", "vectorized"])
+def test_what_a_client_predicts_with_does_not_change_when_another_is_asked_for(engine):
+    """A tree that points into a buffer of batches would: kNN-Per stores labels as they come."""
+    fed = ft.Federation.load("digits", clients=4)
+    run = ft.run(ft.KNNPer(epochs=1, weight=0.9), fed, rounds=1, batch_size=16, engine=engine)
+    x = fed.test.client(0)[0]
+    before = run.predict(0, x)
+    for i in range(4):
+        run.predict(i, x)
+    assert torch.equal(run.predict(0, x), before)
+    fresh = ft.run(ft.KNNPer(epochs=1, weight=0.9), fed, rounds=1, batch_size=16, engine=engine)
+    assert torch.equal(fresh.predict(3, x), run.predict(3, x))
+
+
+def test_ragged_full_batches_are_gathered_once_not_once_per_step():
+    draw = np.random.default_rng(0)
+    clients = [(draw.normal(size=(n, 4)), draw.normal(size=n)) for n in (10, 9, 8, 10)]
+    fed = ft.Federation.from_arrays(clients, clients)
+    from fedtailor.data.batches import Work
+    from fedtailor.data.feed import Feed
+
+    data = Feed(fed, {"train": Work(steps=500)}, None, 0).many(np.arange(4), 0)
+    assert data["x"].shape == (500, 4, 10, 4)
+    assert data["x"].untyped_storage().nbytes() == 4 * 10 * 4 * 8
+    assert data["mask"][0].sum(1).tolist() == [10, 9, 8, 10]

@@ -77,20 +77,16 @@ class Feed:
     def _padded(self, clients: NDArray[np.int64], round: int, phase: str) -> dict[str, Tensor]:
         index, keys = self._index(clients, round, phase)
         train = self.federation.train
+        steps = index.shape[1]
+        once = steps > 0 and index.strides[1] == 0  # the same rows in every step: gather them once
+        index = np.ascontiguousarray((index[:, :1] if once else index).transpose(1, 0, 2))  # [steps, clients, batch]
         real = index >= 0
-        if index.shape[1] and index.strides[1] == 0 and real.all():  # the same rows in every step: gather once
-            rows = index[:, 0] + train.offsets[clients][:, None]
-            steps = index.shape[1]
-            x, y = self._gather(f"x/{phase}", train.x, rows), self._gather(f"y/{phase}", train.y, rows)
-            x, y = x.unsqueeze(0).expand(steps, *x.shape), y.unsqueeze(0).expand(steps, *y.shape)
-        else:
-            # a padded place repeats the client's own first row: nothing of another client is ever in reach
-            rows = np.where(real, index, 0) + train.offsets[clients][:, None, None]
-            rows = np.ascontiguousarray(rows.transpose(1, 0, 2))
-            x, y = self._gather(f"x/{phase}", train.x, rows), self._gather(f"y/{phase}", train.y, rows)
-        mask = torch.from_numpy(np.ascontiguousarray(real.transpose(1, 0, 2))).to(train.x)
-        key = torch.from_numpy(np.ascontiguousarray(step_keys(keys, index.shape[1]).T))
-        return {"x": x, "y": y, "mask": mask, "key": key}
+        # a padded place repeats the client's own first row: nothing of another client is ever in reach
+        rows = np.where(real, index, 0) + train.offsets[clients][:, None]
+        mask = torch.from_numpy(real).to(train.x)
+        parts = {"x": self._gather(f"x/{phase}", train.x, rows), "y": self._gather(f"y/{phase}", train.y, rows), "mask": mask}
+        wide = {name: part.expand(steps, *part.shape[1:]) for name, part in parts.items()}
+        return {**wide, "key": torch.from_numpy(np.ascontiguousarray(step_keys(keys, steps).T))}
 
     def _gather(self, name: str, source: Tensor, rows: NDArray[np.int64]) -> Tensor:
         shape = torch.Size((rows.size, *source.shape[1:]))

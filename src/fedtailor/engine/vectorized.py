@@ -102,7 +102,7 @@ class VectorizedEngine(Engine):
             yield chunk, self._predict(shared, self._ready(shared, chunk, store), x, len(chunk))
 
     def personal(self, shared: Any, client: int, store: Store) -> Any:
-        return row(self._ready(shared, np.array([client]), store), 0)
+        return tree.clone(row(self._ready(shared, np.array([client]), store), 0))  # the feed's space is used again
 
     def _load(self, ids: Ids) -> NDArray[np.int64]:
         """Bytes of a client's batches in a round."""
