@@ -129,6 +129,9 @@ class Algorithm(ABC):
             raise InvalidArgument(
                 f"{type(self).__name__}: opt must be an optimizer such as ft.SGD(momentum=0.9), not {self.opt!r}"
             )
+        if self.opt.lr != type(self.opt)().lr or self.opt.radius is not None:
+            name = type(self).__name__
+            raise InvalidArgument(f"{name}: give lr and radius to the method, for instance ft.{name}(lr=0.5), not to opt")
         fields = {f.name for f in dataclasses.fields(self)}
         for steps in (name for name in fields if name.endswith("steps")):
             epochs = steps.removesuffix("steps") + "epochs"

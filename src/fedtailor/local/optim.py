@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -28,9 +28,9 @@ class Optimizer(ABC):
     ``radius`` projects the parameters, after every step, on the Euclidean ball of that radius about zero.
     """
 
-    lr: Rate = 0.1
+    lr: Rate = field(default=0.1, repr=False)
     weight_decay: float = 0.0
-    radius: float | None = None
+    radius: float | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.weight_decay < math.inf:
@@ -129,9 +129,3 @@ class Adam(Optimizer):
         size = lr / (1 - self.beta1 ** (step + 1))
         root = (second / (1 - self.beta2 ** (step + 1))).sqrt_().add_(self.eps)
         param.sub_(first / root * size)
-
-
-def describe(opt: Optimizer) -> dict[str, Any]:
-    """Name and settings, for configs and reports."""
-    fields = {k: v for k, v in vars(opt).items() if k not in ("lr", "radius")}
-    return {"name": type(opt).__name__, **fields}

@@ -33,11 +33,12 @@ def main(path: str = "report.html", rounds: int = 40) -> None:
     with Progress(console=console, disable=not console.is_terminal) as progress:
         todo = progress.add_task("rounds", total=len(methods()) * rounds)
         comparison = ft.compare(methods(), federation, rounds=rounds, batch_size=16, callback=lambda _: progress.advance(todo))
-    shown = columns("acc")
-    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
+    shown = {key: title for key, title in columns("acc").items() if key != "trained_parameters"}  # fits 80 columns
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     table.add_column("method", no_wrap=True)
     for title in shown.values():
-        table.add_column(title.replace("accuracy", ""), justify="right", min_width=6)
+        short = title.replace(" accuracy", "")
+        table.add_column(short, justify="right", min_width=max(len(word) for word in short.split()))
     for label, run in comparison.items():
         table.add_row(label, *(cell(key, run.summary[key]) for key in shown))
     console.print(table)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from fedtailor.algorithms.base import Algorithm
 from fedtailor.engine.compare import Comparison
 from fedtailor.metrics.client import score_name
 from fedtailor.metrics.spread import gain
@@ -63,6 +65,16 @@ def cell(key: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.1f}" if key == "seconds" else f"{value:.4f}"
 
 
+def settings_of(algorithm: Algorithm) -> str:
+    """The method as it would be written: only what differs from its defaults."""
+    given = []
+    for f in dataclasses.fields(algorithm):
+        default = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
+        if (value := getattr(algorithm, f.name)) != default:
+            given.append(f"{f.name}={value!r}")
+    return f"{type(algorithm).__name__}({', '.join(given)})"
+
+
 def page(comparison: Comparison) -> str:
     best = headline(comparison)
     first = next(iter(comparison.values()))
@@ -94,7 +106,7 @@ def page(comparison: Comparison) -> str:
         pictures.append((f"{best['best']}: how much each client gains by its personal model.", picture))
     figures = "".join(f"<figure>{svg}<figcaption>{escape(text)}</figcaption></figure>" for text, svg in pictures)
     settings = "".join(
-        f"<li><code>{escape(repr(run.algorithm))}</code>: {escape(run.summary['engine'])}</li>" for run in comparison.values()
+        f"<li><code>{escape(settings_of(r.algorithm))}</code>: {escape(r.summary['engine'])}</li>" for r in comparison.values()
     )
     head = "".join(f"<th>{escape(title)}</th>" for title in ("method", *shown.values()))
     return (
