@@ -1,7 +1,7 @@
 """Local work as batches: which rows a client uses in which step, and the batches themselves.
 
 ``indices`` decides the rows for many clients at once, from (seed, round, client, phase) alone. ``Batches`` is one
-client's work, sliced as it is walked through (loop engine); ``stacked`` is that of many clients, padded and masked
+client's work, sliced as it is walked through (loop engine); ``Feed.many`` stacks that of many clients, padded and masked
 (vectorized engine). Both carry the same rows in the same order.
 """
 
