@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from fedtailor.data import rng
+from fedtailor.data.schema import Schema
 from fedtailor.errors import InvalidArgument, InvalidData
 
 Pairs = Sequence[tuple[ArrayLike | Tensor, ArrayLike | Tensor]]
@@ -52,7 +53,9 @@ class Federation:
 
     ``truth`` holds the true parameters of every client where the data were generated from them, ``public`` unlabelled rows
     that everyone may see. A client's randomness derives from its name, so listing the clients in another order changes
-    nothing.
+    nothing. ``classes`` names the labels, ``schema`` turns new rows of the table it came from into features, ``notes`` says
+    in sentences what was assumed or changed on the way, and ``recipe`` holds the options that make the same federation again
+    (None where it was made from arrays).
     """
 
     train: Split
@@ -64,6 +67,10 @@ class Federation:
     labels: int = 0
     truth: Sequence[Mapping[str, Tensor]] | None = None
     name: str = "arrays"
+    classes: tuple[str, ...] = ()
+    schema: Schema | None = None
+    notes: tuple[str, ...] = ()
+    recipe: Mapping[str, Any] | None = None
 
     def __len__(self) -> int:
         return len(self.names)
