@@ -175,8 +175,8 @@ def test_the_run_directory(tmp_path, digits):
     run = ft.run(ft.FedAvg(epochs=1), digits, rounds=2, out=tmp_path / "run")
     assert json.loads((tmp_path / "run" / "summary.json").read_text()) == run.summary
     lines = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
-    assert len(lines) == 2 + 6
-    assert equal(tree.unpack((tmp_path / "run" / "checkpoints" / "shared.safetensors").read_bytes()), run.shared)
+    assert len(lines) == 2 * (1 + 6)  # a line per round, and per client at each evaluation
+    assert equal(tree.unpack((tmp_path / "run" / "models" / "shared.safetensors").read_bytes()), run.shared)
     assert not list(tmp_path.rglob("*.part"))
 
 
@@ -284,7 +284,7 @@ def test_an_out_directory_that_cannot_be_used_is_refused_before_any_work(tmp_pat
     with pytest.raises(ft.errors.InvalidArgument, match="another run"):
         ft.run(ft.FedAvg(), digits, rounds=1, out=tmp_path / "a")
     (tmp_path / "file").write_text("x")
-    with pytest.raises(ft.errors.InvalidArgument, match="cannot write"):
+    with pytest.raises(ft.errors.CannotWrite, match="cannot write"):
         ft.run(ft.FedAvg(), digits, rounds=1, out=tmp_path / "file" / "b")
 
 

@@ -38,6 +38,14 @@ class Diverged(FedtailorError, ArithmeticError):
         return type(self), (self.round, self.clients, self._what)  # it may come home from a worker process
 
 
+class CannotWrite(FedtailorError, OSError):
+    """A file could not be written (no room, no permission)."""
+
+
+class BadRun(FedtailorError, ValueError):
+    """A run directory cannot be used: damaged, of a newer version, or of another run."""
+
+
 class WorkerDied(FedtailorError, RuntimeError):
     """A worker process ended without an answer (most often: killed for lack of memory)."""
 

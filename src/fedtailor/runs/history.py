@@ -15,6 +15,7 @@ from fedtailor import tree
 from fedtailor.algorithms.base import Algorithm
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ModelMismatch
+from fedtailor.runs.record import Record, per_client
 from fedtailor.runs.store import Store
 from fedtailor.task import Task
 
@@ -125,8 +126,20 @@ class Run:
 
     def per_client(self) -> Iterator[tuple[str, dict[str, float | None]]]:
         """(name, measures on the client's own test rows) of every client that took part."""
-        for i, name in enumerate(self.engine.plan.federation.names):
-            yield name, {k: None if np.isnan(v[i]) else float(v[i]) for k, v in self.clients.items()}
+        yield from per_client(self.engine.plan.federation.names, self.clients)
+
+    def record(self, label: str | None = None) -> Record:
+        """The measures and settings without the parameters: what a report is made of."""
+        return Record(
+            label=label or self.summary["algorithm"],
+            kind=self.task.kind,
+            summary=self.summary,
+            rounds=self.history,
+            names=self.engine.plan.federation.names,
+            clients=self.clients,
+            settings=self.summary["settings"],
+            notes=self.federation.notes,
+        )
 
     def _answer(self, personal: Any, x: ArrayLike | Tensor, raw: bool = False) -> Tensor:
         like = self.federation.train.x

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fedtailor.errors import BadRun
+from fedtailor.runs.layout import HISTORY, SUMMARY, check_version, lines_of, read_json
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,3 +32,45 @@ class Record:
     options: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()  # what was assumed about the data
     tuning: Mapping[str, Any] | None = None  # the grid, the scores on validation and the choice
+
+
+def per_client(names: Sequence[str], clients: Mapping[str, NDArray[np.float64]]) -> list[tuple[str, dict[str, float | None]]]:
+    """(name, measures), None where a measure does not apply."""
+    columns = {k: [None if np.isnan(v) else float(v) for v in values] for k, values in clients.items()}
+    return [(name, {k: values[i] for k, values in columns.items()}) for i, name in enumerate(names)]
+
+
+def columns_of(folder: Path, number: int, names: Sequence[str]) -> dict[str, NDArray[np.float64]]:
+    """The measures per client that the history holds of round ``number``, NaN where there is none."""
+    places = {name: i for i, name in enumerate(names)}
+    out: dict[str, NDArray[np.float64]] = {}
+    for line in lines_of(folder / HISTORY):
+        if "client" in line and line["round"] == number:
+            for key, value in line.items():
+                if key not in ("round", "client"):
+                    column = out.setdefault(key, np.full(len(names), np.nan))
+                    column[places[line["client"]]] = np.nan if value is None else value
+    return out
+
+
+def read(folder: Path, label: str | None = None) -> Record:
+    """The record of a finished run, from its directory alone."""
+    asked = check_version(folder)
+    summary = read_json(folder / SUMMARY)
+    if summary is None:
+        raise BadRun(f"the run in {folder} is not finished; go on with it: fedtailor resume {folder}")
+    lines = lines_of(folder / HISTORY)
+    rounds = [line for line in lines if "client" not in line]
+    names = [line["client"] for line in lines if "client" in line and line["round"] == summary["rounds"] - 1]
+    return Record(
+        label=label or summary["algorithm"],
+        kind=summary["kind"],
+        summary=summary,
+        rounds=rounds,
+        names=names,
+        clients=columns_of(folder, summary["rounds"] - 1, names),
+        settings=summary["settings"],
+        options={k: v for k, v in asked.items() if k not in ("set", "format", "version")},
+        notes=summary.get("notes", ()),
+        tuning=summary.get("tuning"),
+    )

@@ -38,6 +38,16 @@ class Store:
         index = torch.from_numpy(ids)
         return tree.refill(self._shape, iter(rows.index_select(0, index) for rows in self._rows.values()))
 
+    def dump(self) -> Any:
+        """The state of all clients that were written, as one tree."""
+        ids = np.flatnonzero(self.born)
+        return {"ids": torch.from_numpy(ids), "rows": self.get(ids) if self._rows is not None else {}}
+
+    def fill(self, dumped: Any) -> None:
+        """Take back what ``dump`` gave."""
+        if len(dumped["ids"]):
+            self.put(dumped["ids"].numpy(), dumped["rows"])
+
     def _space(self, path: str, leaf: Tensor) -> Tensor:
         shape = (self.clients, *leaf.shape[1:])
         if self.folder is None:

@@ -1,0 +1,93 @@
+"""What a run was asked to do, as plain values: written to config.toml, and compared when it is resumed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedtailor import tree
+from fedtailor.algorithms.base import Algorithm
+from fedtailor.algorithms.settings import settings, slug
+from fedtailor.data.federation import Federation
+
+# options of the data that are flags of their own; the others go in the table "with"
+DATA_FLAGS = (
+    "client",
+    "label",
+    "clients",
+    "partition",
+    "features",
+    "drop",
+    "split",
+    "standardize",
+    "missing",
+    "min_samples",
+    "test_share",
+    "val_share",
+    "data_dir",
+)
+HOW = ("workers", "device")  # they change no number
+
+
+def describe(algorithm: Algorithm, federation: Federation, model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration: names are those of the flags. Without ``data`` (or ``model``) it was made in Python, from objects."""
+    recipe = dict(federation.recipe or {})
+    out: dict[str, Any] = {"method": slug(algorithm)}
+    if "data" in recipe:
+        out["data"] = recipe.pop("data")
+    if "seed" in recipe:
+        out["data_seed"] = recipe.pop("seed")
+    if isinstance(model, str):
+        out["model"] = model
+    out |= {key: recipe.pop(key) for key in DATA_FLAGS if key in recipe}
+    task = recipe.pop("task", None)
+    out |= options
+    out["task"] = out.get("task") or task
+    out = {key: plain(value) for key, value in out.items() if value is not None}
+    if recipe:
+        out["with"] = plain(recipe)
+    return out | {"set": settings(algorithm)}
+
+
+def identity(algorithm: Algorithm, federation: Federation, start: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What must be the same for a resumed run to be the same run."""
+    return {
+        "method": type(algorithm).__name__,
+        **settings(algorithm),
+        **{key: plain(value) for key, value in options.items() if key not in HOW},
+        "data": fingerprint(federation),
+        "start": hashlib.sha256(tree.pack(start)).hexdigest(),
+    }
+
+
+def fingerprint(federation: Federation) -> str:
+    """A checksum of every client's name and rows."""
+    found = hashlib.sha256("\0".join(federation.names).encode())
+    for split in (federation.train, federation.test, federation.val):
+        if split is not None:
+            found.update(split.offsets.tobytes())
+            for rows in (split.x, split.y):
+                found.update(str((tuple(rows.shape), rows.dtype)).encode())
+                found.update(_bytes(rows))
+    if federation.public is not None:
+        found.update(_bytes(federation.public))
+    return found.hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """Numbers, words, lists and tables only."""
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items() if v is not None}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def _bytes(rows: Tensor) -> memoryview:
+    return np.ascontiguousarray(rows.numpy()).reshape(-1).view(np.uint8).data
