@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 
 
 class FedtailorError(Exception):
@@ -52,3 +53,10 @@ class WorkerDied(FedtailorError, RuntimeError):
 
 class LawBroken(FedtailorError, AssertionError):
     """An algorithm breaks one of the ten laws; the message says which, where and by how much."""
+
+
+def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
+    """A hint: the name that was probably meant, or all there are."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, 1)
+    return f"did you mean {near[0]!r}?" if near else f"{otherwise} {', '.join(names)}"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fedtailor.algorithms import registry
 from fedtailor.algorithms.base import Algorithm
-from fedtailor.errors import InvalidArgument
+from fedtailor.errors import InvalidArgument, nearest
 from fedtailor.local import SGD, Adam, Optimizer
 from fedtailor.local.schedule import Cosine, Exponential, Harmonic, Milestones, Schedule
 
@@ -69,13 +68,6 @@ def build(kind: type[Algorithm], values: Mapping[str, Any]) -> Algorithm:
 
 def default(f: dataclasses.Field[Any]) -> Any:
     return f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
-
-
-def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
-    """A hint: the name that was probably meant, or all there are."""
-    names = list(known)
-    near = difflib.get_close_matches(name, names, 1)
-    return f"did you mean {near[0]!r}?" if near else f"{otherwise} {', '.join(names)}"
 
 
 def _bare(name: str) -> str:

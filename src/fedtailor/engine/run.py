@@ -72,7 +72,7 @@ def run(
     on ``engine`` only in the last digits.
 
     ``out`` is the run directory. With ``resume`` a run that was stopped there goes on, and ends bit for bit as if it had never
-    stopped; a finished one is read back. ``checkpoint_every`` counts rounds (None: by the clock, a twentieth of the time at most).
+    stopped; a finished one is read back. ``checkpoint_every`` counts rounds (None: as often as costs a twentieth of the time).
     """
     check(algorithm, federation, rounds, batch_size, seed, engine, workers, dtype, weights, evaluate_every, new_clients, device)
     if checkpoint_every is not None and (not isinstance(checkpoint_every, int) or checkpoint_every < 1):

@@ -42,9 +42,10 @@ def main(path: str = "report.html", rounds: int = 40) -> None:
     for label, run in comparison.items():
         table.add_row(label, *(cell(key, run.summary[key]) for key in shown))
     console.print(table)
-    best = headline(comparison)
+    records = comparison.records()
+    best = headline(records)
     console.print(f"Best on validation: {best['best']}, personal accuracy {best['acc_personal']:.4f} on test.")
-    console.print(f"The report is in {write(comparison, path)}.")
+    console.print(f"The report is in {write(records, path, command='make demo')}.")
 
 
 if __name__ == "__main__":

@@ -1,43 +1,84 @@
-"""A comparison as one self-contained HTML page: words first, then the table, then pictures."""
+"""Runs as one self-contained HTML page: words first, then the table, then pictures, then how it was done."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from fedtailor.algorithms.base import Algorithm
-from fedtailor.engine.compare import Comparison
-from fedtailor.metrics.client import score_name
-from fedtailor.metrics.spread import gain
-from fedtailor.report.figures import gains, lines
+import numpy as np
+
+from fedtailor.version import __version__
+from fedtailor.algorithms.settings import written
+from fedtailor.report import figures
+from fedtailor.report.evidence import Evidence, Results, number
+from fedtailor.report.figures import Curve
+from fedtailor.report.words import datasets, measure, p_words, plain, story
+from fedtailor.runs import files
+from fedtailor.runs.record import Record
+
+NAMED = 7  # curves drawn in colour where there are more than MOST methods
+MOST = len(figures.COLOURS)
+POINTS = 200  # of a curve
+TRIALS = 100  # settings tried that are listed
+
+settings_of = written
 
 STYLE = """
-body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}
-table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
-th,td{padding:.3rem .6rem;text-align:right;border-bottom:1px solid #ddd}th:first-child,td:first-child{text-align:left}
-tr.best td{font-weight:700;background:#eef5fb}svg{width:100%;height:auto;font:12px system-ui,sans-serif}
-figure{margin:1.5rem 0}figcaption{color:#555}
+body{font:16px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
+h1{font-size:1.7rem;line-height:1.2}h2{font-size:1.2rem;margin-top:2.2rem;border-bottom:1px solid #ccc}
+.scroll{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.88rem}.wide{width:100%}
+th,td{padding:.3rem .5rem;text-align:right;border-bottom:1px solid #ddd;vertical-align:top}td{white-space:nowrap}
+th{vertical-align:bottom}th:first-child,td:first-child{text-align:left}td:first-child{white-space:normal;
+overflow-wrap:anywhere;min-width:9rem}td small{display:block;color:#555}
+tr.best td{font-weight:700;background:#eef5fb}tr.best td:first-child::before{content:"★ "}
+.words td,.words th{text-align:left;white-space:normal}
+svg{width:100%;min-width:44rem;height:auto;font:13px system-ui,sans-serif;display:block}svg text{fill:#222}
+figure{margin:1rem 0}figcaption{color:#444;font-size:.92rem}code,pre{font:.88rem/1.4 ui-monospace,monospace}
+pre{white-space:pre-wrap;overflow-wrap:anywhere;background:#f5f5f5;padding:.6rem}code{overflow-wrap:anywhere}
+dt{font-weight:600}dd{margin:0 0 .4rem 1rem}summary{cursor:pointer}
+@media print{body{max-width:none;margin:0;font-size:10pt}svg{min-width:0}.scroll{overflow:visible}table{font-size:8pt}
+th,td{padding:.15rem .25rem}
+figure,tr{break-inside:avoid}h2{break-after:avoid}details::details-content{content-visibility:visible;height:auto}}
 """
-LEGEND = (
-    "<b>personal</b> and <b>shared</b>: mean over clients on their own test rows, of the personal model and of the shared model "
-    "with no local step. <b>on all rows</b>: personal models on the union of the test rows. <b>benefit</b>: share of clients "
-    "whose personal model is strictly better than the shared one. <b>worst 10%</b>: mean over the worst tenth of the clients. "
-    "<b>trained</b>: numbers a client trains in a round."
-)
+
+MEANINGS = {
+    "validation": "mean over clients on their validation rows, of the personal model; it orders the table and chooses the best",
+    "personal": "mean over clients of the personal model on the client's own test rows",
+    "shared": "mean over clients of the shared model, with no local step, on the client's own test rows",
+    "on all rows": "personal models on the union of the clients' test rows: how general they still are",
+    "benefit": "share of clients whose personal model is strictly better than the shared one",
+    "worst 10%": "mean of the personal models over the worst tenth of the clients",
+    "MB up, MB down": "megabytes sent by and to the clients in all rounds, as they are serialised",
+    "trained": "numbers a client trains in a round",
+    "time (s)": "seconds from start to end on the machine that ran it",
+    "p": "two-sided p-value of Wilcoxon's signed-rank test over clients, best method against this one; Holm's correction",
+    "±": "standard deviation over seeds; a client's difference is averaged over seeds before methods are compared",
+    "95 % interval": "of the mean gain: percentiles over clients drawn again with replacement, set wider where clients are few",
+}
 
 
-def headline(comparison: Comparison) -> dict[str, Any]:
-    """Which method is best on validation (on the test rows only where there is no validation split), and how it did."""
-    first = next(iter(comparison.values()))
-    name = score_name(first.task.kind)
-    judged = f"val_{name}_personal"
-    by = judged if all(r.summary.get(judged) is not None for r in comparison.values()) else f"{name}_personal"
-    pick = min if name == "mse" else max
-    best = pick(comparison, key=lambda label: comparison[label].summary[by])
-    return {"best": best, "chosen_by": by, **comparison[best].summary}
+def headline(results: Results) -> dict[str, Any]:
+    """Which method is best on validation, and its summary over seeds; without validation rows, the best of several is None."""
+    evidence = Evidence(results)
+    judged = f"val_{evidence.name}_personal" if evidence.best in evidence.validation else None
+    summary = {} if evidence.best is None else averaged(results[evidence.best])
+    return {**summary, "best": evidence.best, "chosen_by": judged}
+
+
+def averaged(records: Sequence[Record]) -> dict[str, Any]:
+    """The summary over seeds: means of measures, and what is the same in all of them; None where a seed has no number."""
+    out: dict[str, Any] = {}
+    for key in dict.fromkeys(key for record in records for key in record.summary):
+        values = [record.summary.get(key) for record in records]
+        numbers = [number(value) for value in values]
+        if all(value == values[0] for value in values):
+            out[key] = values[0]
+        elif key != "seed":
+            out[key] = None if None in numbers else float(np.mean([n for n in numbers if n is not None]))
+    return out
 
 
 def columns(name: str) -> dict[str, str]:
@@ -50,76 +91,292 @@ def columns(name: str) -> dict[str, str]:
         "share_benefit": "benefit",
         "worst_decile": "worst 10%",
         "bytes_up": "MB up",
+        "bytes_down": "MB down",
         "trained_parameters": "trained",
         "seconds": "time (s)",
     }
 
 
-def cell(key: str, value: Any) -> str:
-    if value is None:
+def cell(key: str, value: Any, scale: float | None = None) -> str:
+    """A summary's value as the table shows it; a deviation is given its mean as ``scale``, whose digits it follows."""
+    known = number(value)
+    if known is None:
         return "-"
-    if key == "bytes_up":
-        return f"{value / 1e6:.2f}"
+    if key in ("bytes_up", "bytes_down"):
+        return f"{known / 1e6:,.2f}"
     if key == "share_benefit":
-        return f"{100 * value:.0f} %"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.1f}" if key == "seconds" else f"{value:.4f}"
+        return f"{100 * known:.0f} %"
+    if key == "seconds":
+        return f"{known:,.1f}"
+    return f"{known:,.0f}" if key == "trained_parameters" or isinstance(value, int) else plain(known, scale)
 
 
-def settings_of(algorithm: Algorithm) -> str:
-    """The method as it would be written: only what differs from its defaults."""
-    given = []
-    for f in dataclasses.fields(algorithm):
-        default = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
-        if (value := getattr(algorithm, f.name)) != default:
-            given.append(f"{f.name}={value!r}")
-    return f"{type(algorithm).__name__}({', '.join(given)})"
-
-
-def page(comparison: Comparison) -> str:
-    best = headline(comparison)
-    first = next(iter(comparison.values()))
-    name = score_name(first.task.kind)
-    shown = columns(name)
-    judge = "validation" if best["chosen_by"].startswith("val_") else "test, for lack of validation rows"
-    words = [
-        f"{len(comparison)} methods on {escape(first.summary['dataset'])}: {first.summary['clients']} clients, "
-        f"{first.summary['rounds']} rounds, seed {first.summary['seed']}.",
-        f"Best for the clients is <b>{escape(best['best'])}</b> (chosen on {judge}): its personal models reach "
-        f"{best[f'{name}_personal']:.4f} on the clients' own test rows.",
+def page(results: Results, *, command: str | None = None, notes: Sequence[str] = ()) -> str:
+    """The report of methods by label, with a record per seed; ``command`` is what made it, ``notes`` what else to know."""
+    evidence = Evidence(results)
+    sections = [
+        _section("", *(f"<p>{paragraph}</p>" for paragraph in story(evidence))),
+        _section("The methods", _methods(evidence)),
+        _section("Round by round, and for the traffic", _curves(evidence)),
+        _section("Client by client", _dots(evidence), _gains(evidence)),
+        _section("New clients", _newcomers(evidence)),
+        _section("Which rows each model gets right", _shares(evidence)),
+        _section("Tuning", *_tuning(evidence)),
+        _section("The data", _listed(dict.fromkeys([*(note for r in evidence.records for note in r.notes), *notes]))),
+        _section("Settings", _settings(evidence), _options(evidence)),
+        _section("How to reproduce it", _reproduce(evidence, command)),
+        _section("What the columns mean", _meanings()),
     ]
-    if best["share_benefit"] is not None:
-        words.append(f"{100 * best['share_benefit']:.0f} % of the clients do strictly better with it than with its shared model.")
-    rows = []
-    for label, run in comparison.items():
-        cells = "".join(f"<td>{cell(key, run.summary[key])}</td>" for key in shown)
-        rows.append(f"<tr{' class=best' if label == best['best'] else ''}><td>{escape(label)}</td>{cells}</tr>")
-    curves = {
-        label: [(r["round"] + 1, r[f"{name}_personal"]) for r in run.history if f"{name}_personal" in r]
-        for label, run in comparison.items()
-    }
-    pictures = [
-        ("Personal models on the clients' own test rows, round by round.", lines(curves, "rounds", shown[f"{name}_personal"]))
-    ]
-    top = comparison[best["best"]]
-    if f"{name}_global" in top.clients:
-        picture = gains(gain(top.task.kind, top.clients).tolist(), "clients, sorted", "gain over the shared model")
-        pictures.append((f"{best['best']}: how much each client gains by its personal model.", picture))
-    figures = "".join(f"<figure>{svg}<figcaption>{escape(text)}</figcaption></figure>" for text, svg in pictures)
-    settings = "".join(
-        f"<li><code>{escape(settings_of(r.algorithm))}</code>: {escape(r.summary['engine'])}</li>" for r in comparison.values()
-    )
-    head = "".join(f"<th>{escape(title)}</th>" for title in ("method", *shown.values()))
+    title = f"fedtailor: {', '.join(datasets(evidence))}"
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>fedtailor report</title><style>{STYLE}</style>'
-        f"<h1>Who gains by learning together?</h1><p>{' '.join(words)}</p>"
-        f"<table><tr>{head}</tr>{''.join(rows)}</table><p>{LEGEND}</p>{figures}<h2>Settings</h2><ul>{settings}</ul></html>\n"
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>"
+        f"<h1>Who gains by learning together?</h1>{''.join(sections)}</main></body></html>\n"
     )
 
 
-def write(comparison: Comparison, path: str | os.PathLike[str]) -> Path:
-    """Write the page; the file is replaced whole or not at all."""
+def write(results: Results, path: str | os.PathLike[str], **options: Any) -> Path:
+    """Write the page (``options`` are those of ``page``); the file is replaced whole or not at all."""
     target = Path(path)
-    part = target.with_suffix(".part")
-    part.write_text(page(comparison), encoding="utf-8")
-    os.replace(part, target)
+    files.write(target, page(results, **options))
     return target
+
+
+# -- the parts, in the order of the page; each is empty where there is nothing to show -----------------------------------
+def _methods(evidence: Evidence) -> str:
+    shown = columns(evidence.name)
+    judged = f"val_{evidence.name}_personal"
+    keys = {**({judged: "validation"} if evidence.validation else {}), **shown}
+    rows = []
+    for label in evidence.order:
+        p = evidence.p_values.get(label)
+        cells = [_measured(evidence, label, key) for key in keys] + (
+            [p_words(p) if p is not None else "-"] if evidence.p_values else []
+        )
+        row = "".join(f"<td>{content}</td>" for content in (escape(label), *cells))
+        rows.append(f"<tr{' class=best' if label == evidence.best and len(evidence.results) > 1 else ''}>{row}</tr>")
+    titles = ["method", *keys.values(), *(["p"] if evidence.p_values else [])]
+    return _table(titles, rows, "wide")
+
+
+def _measured(evidence: Evidence, label: str, key: str) -> str:
+    average = evidence.average(label, key)
+    if average is None:
+        return "-"
+    key = key.removeprefix("new_")
+    spread = average.deviation if key not in ("trained_parameters", "bytes_up", "bytes_down") else None
+    return cell(key, average.mean) + (f"<small>± {cell(key, spread, average.mean)}</small>" if spread is not None else "")
+
+
+def _curves(evidence: Evidence) -> str:
+    paths = {label: _path(evidence, label) for label in evidence.order}
+    farthest = max((mb for path in paths.values() for _, mb, _ in path), default=0.0)
+    named = _named(evidence)
+    found = []
+    silent = []
+    for label in [*named, *(label for label in evidence.order if label not in named)]:
+        path = paths[label]
+        panels = [[(rnd, value) for rnd, _, value in path]]
+        if farthest > 0:
+            sends = bool(path) and path[-1][1] > 0
+            if path and not sends:
+                silent.append(label)
+            level = [(0.0, path[-1][2]), (farthest, path[-1][2])] if path else []
+            panels.append([(mb, value) for _, mb, value in path] if sends else level)
+        found.append(Curve(label, panels, label in named))
+    long = columns(evidence.name)[f"{evidence.name}_personal"]
+    across = ["rounds", "megabytes, down and up"] if farthest > 0 else ["rounds"]
+    picture = figures.curves(found, across, long, log=evidence.name == "mse")
+    text = f"Personal models on the clients' own test rows{_over_seeds(evidence)}."
+    if silent:
+        text += f" {', '.join(silent)}: nothing is sent, so the right side shows the last value as a level."
+    return _figure(picture, text)
+
+
+def _named(evidence: Evidence) -> list[str]:
+    """Methods drawn in colour: all if they are few, else the best, Local and FedAvg."""
+    if len(evidence.results) <= MOST:
+        return evidence.order
+    always = [label for label in (evidence.subject, evidence.local, evidence.fedavg) if label is not None]
+    kept = list(dict.fromkeys([*always, *evidence.order]))[:NAMED]
+    return [label for label in evidence.order if label in kept]
+
+
+def _path(evidence: Evidence, label: str) -> list[tuple[float, float, float]]:
+    """(round, megabytes so far, measure) at the rounds that every seed evaluated, mean over seeds."""
+    found: dict[int, list[tuple[float, float]]] = {}
+    records = evidence.results[label]
+    for record in records:
+        sent = 0.0
+        for line in record.rounds:
+            sent += (number(line.get("bytes_down")) or 0.0) + (number(line.get("bytes_up")) or 0.0)
+            value = number(line.get(f"{evidence.name}_personal"))
+            if value is not None:
+                found.setdefault(int(line["round"]) + 1, []).append((sent / 1e6, value))
+    path = [(float(rnd), *map(float, np.mean(at, axis=0))) for rnd, at in sorted(found.items()) if len(at) == len(records)]
+    every = -(-len(path) // POINTS)
+    return [(rnd, mb, value) for rnd, mb, value in path[:: -every or -1]][::-1]
+
+
+def _dots(evidence: Evidence) -> str:
+    name, subject, kind = evidence.name, evidence.subject, evidence.kind
+    series = {
+        "shared": evidence.per_client(subject, f"{name}_global"),
+        "personal": evidence.per_client(subject, f"{name}_personal"),
+    }
+    if evidence.local not in (None, subject):
+        series = {"Local": evidence.per_client(str(evidence.local), f"{name}_personal"), **series}
+    picture = figures.dots(evidence.clients, series, measure(kind), best_low=name == "mse", log=name == "mse")
+    unknown = int((~np.isfinite(series["personal"])).sum())
+    text = f"{subject}: each client's test {measure(kind)}{_over_seeds(evidence)}, of its personal model"
+    text += " and of the shared model" if np.isfinite(series["shared"]).any() else ""
+    text += ", beside local training." if "Local" in series else "."
+    if len(evidence.clients) - unknown > figures.ROWS:
+        text += " The line spans 90 % of the clients, the box half of them, the bar is the median."
+    if unknown:
+        text += f" Not measured, and left out: {unknown:,} of {len(evidence.clients):,} clients."
+    return _figure(picture, text)
+
+
+def _gains(evidence: Evidence) -> str:
+    found = {"over its shared model": evidence.own_gain, "over Local": evidence.against_local}
+    panels = {title: gain.differences.tolist() for title, gain in found.items() if gain is not None}
+    picture = figures.gains(evidence.clients, panels, "gain")
+    text = f"{evidence.subject}: what each client gains by its personal model (filled) or loses (hollow)."
+    if any(len(panel) > figures.BARS for panel in panels.values()):
+        text += f" Of the sorted clients, {figures.BARS} evenly spaced ones are drawn."
+    return _figure(picture, text)
+
+
+def _newcomers(evidence: Evidence) -> str:
+    name = evidence.name
+    shown = {f"new_{key}": title for key, title in columns(name).items()}
+    keys = {key: title for key, title in shown.items() if any(key in record.summary for record in evidence.records)}
+    labels = [label for label in evidence.order if any(evidence.average(label, key) for key in keys)]
+    if not labels:
+        return ""
+    rows = []
+    for label in labels:
+        count = evidence.average(label, "new_clients")
+        cells = [escape(label), "-" if count is None else f"{count.mean:g}", *(_measured(evidence, label, key) for key in keys)]
+        rows.append(f"<tr>{''.join(f'<td>{content}</td>' for content in cells)}</tr>")
+    text = "Clients that were held out of training: they meet the final model, do one round of local work, and send nothing back."
+    return f"<p>{text}</p>{_table(['method', 'new clients', *keys.values()], rows)}"
+
+
+def _shares(evidence: Evidence) -> str:
+    rows = {}
+    for label in evidence.order:
+        parts = [evidence.average(label, key) for key in ("both_correct", "personal_only", "global_only")]
+        known = [part.mean for part in parts if part is not None]
+        if len(known) == len(parts):
+            rows[label] = [*known, max(0.0, 1 - sum(known))]
+    text = (
+        "Test rows of all clients together, by which of a method's two models gets them right: the client's own, the shared one."
+    )
+    return _figure(figures.shares(rows), text)
+
+
+def _tuning(evidence: Evidence) -> list[str]:
+    """What was tried for each method, folded away; seeds with the same tuning together."""
+    out = []
+    for label, records in evidence.results.items():
+        groups: list[tuple[Mapping[str, Any], list[str]]] = []
+        for record in records:
+            if record.tuning is not None:
+                seeds = next((seeds for tuning, seeds in groups if tuning == record.tuning), None)
+                if seeds is None:
+                    groups.append((record.tuning, seeds := []))
+                seeds.append(str(record.summary.get("seed", "-")))
+        for tuning, seeds in groups:
+            out.append(_trials(label if len(groups) == 1 else f"{label} (seed {', '.join(seeds)})", tuning))
+    return out
+
+
+def _trials(title: str, tuning: Mapping[str, Any]) -> str:
+    chosen = dict(tuning.get("chosen") or {})
+    grid = "; ".join(f"{name} in {', '.join(map(_value, values))}" for name, values in dict(tuning.get("grid") or {}).items())
+    trials = list(tuning.get("trials") or [])
+    rows = []
+    for trial in trials[:TRIALS]:
+        settings = dict(trial.get("settings") or {})
+        score = number(trial.get("score"))
+        cells = (_named_values(settings), "-" if score is None else plain(score), _value(trial.get("rounds", "-")))
+        row = "".join(f"<td>{escape(content)}</td>" for content in cells)
+        rows.append(f"<tr{' class=best' if settings == chosen else ''}>{row}</tr>")
+    more = f"<p>{len(trials) - TRIALS:,} more are not listed.</p>" if len(trials) > TRIALS else ""
+    head = f"{title}: {_named_values(chosen) or 'nothing'} chosen of {len(trials):,} tried"
+    words = f"<p>Grid: {escape(grid)}.</p>" if grid else ""
+    table = _table(["settings", "score on validation", "rounds"], rows)
+    return f"<details><summary>{escape(head)}</summary>{words}{table}{more}</details>"
+
+
+def _settings(evidence: Evidence) -> str:
+    rows = []
+    for label, records in evidence.results.items():
+        ways = "<br>".join(f"<code>{escape(s)}</code>" for s in dict.fromkeys(record.settings for record in records))
+        engines = ", ".join(dict.fromkeys(str(record.summary.get("engine", "-")) for record in records))
+        rows.append(f"<tr><td>{escape(label)}</td><td>{ways}</td><td>{escape(engines)}</td></tr>")
+    return _table(["method", "as in Python; what is not said is the default", "engine"], rows, "words")
+
+
+def _options(evidence: Evidence) -> str:
+    """The runs' options: one line where all agree, else which label has which."""
+    rows = []
+    for key in dict.fromkeys(key for record in evidence.records for key in record.options if key != "seed"):
+        held: dict[str, list[str]] = {}
+        for label, records in evidence.results.items():
+            for record in records:
+                if key in record.options:
+                    held.setdefault(_value(record.options[key]), []).append(label)
+        ways = [value + (f" ({', '.join(dict.fromkeys(labels))})" if len(held) > 1 else "") for value, labels in held.items()]
+        rows.append(f"<tr><td>{escape(key)}</td><td>{'<br>'.join(map(escape, ways))}</td></tr>")
+    return _table(["option", "value"], rows, "words") if rows else ""
+
+
+def _reproduce(evidence: Evidence, command: str | None) -> str:
+    versions = {str(record.summary["version"]) for record in evidence.records if record.summary.get("version")} or {__version__}
+    facts = [
+        f"fedtailor {', '.join(sorted(versions))}",
+        f"seeds: {', '.join(map(str, evidence.seeds))}",
+        "The same seed gives the same numbers, on any number of processes; another engine changes the last digits.",
+    ]
+    done = f"<pre>{escape(command)}</pre>" if command else "<p>Made from Python, with the settings and options above.</p>"
+    return done + _listed(facts)
+
+
+def _meanings() -> str:
+    return "<dl>" + "".join(f"<dt>{escape(title)}</dt><dd>{escape(text)}</dd>" for title, text in MEANINGS.items()) + "</dl>"
+
+
+# -- pieces of HTML ------------------------------------------------------------------------------------------------------
+def _section(title: str, *parts: str) -> str:
+    inside = "".join(parts)
+    return f"<section>{f'<h2>{escape(title)}</h2>' if title else ''}{inside}</section>" if inside else ""
+
+
+def _table(titles: Sequence[str], rows: Sequence[str], kind: str = "plain") -> str:
+    head = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
+    return f'<div class="scroll"><table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+
+
+def _figure(svg: str, text: str) -> str:
+    return f'<figure><div class="scroll">{svg}</div><figcaption>{escape(text)}</figcaption></figure>' if svg else ""
+
+
+def _listed(lines: Iterable[str]) -> str:
+    inside = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f"<ul>{inside}</ul>" if inside else ""
+
+
+def _over_seeds(evidence: Evidence) -> str:
+    return f" (mean over {len(evidence.seeds)} seeds)" if len(evidence.seeds) > 1 else ""
+
+
+def _named_values(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={_value(value)}" for name, value in values.items())
+
+
+def _value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -36,7 +36,7 @@ HOW = ("workers", "device")  # they change no number
 def describe(algorithm: Algorithm, federation: Federation, model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration: names are those of the flags. Without ``data`` (or ``model``) it was made in Python, from objects."""
     recipe = dict(federation.recipe or {})
-    out: dict[str, Any] = {"method": slug(algorithm)}
+    out: dict[str, Any] = {"command": "run", "method": slug(algorithm)}
     if "data" in recipe:
         out["data"] = recipe.pop("data")
     if "seed" in recipe:

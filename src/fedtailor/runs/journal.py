@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -18,7 +17,7 @@ import numpy as np
 import tomli_w
 from numpy.typing import NDArray
 
-from fedtailor import __version__
+from fedtailor.version import __version__
 from fedtailor.errors import BadRun, InvalidArgument
 from fedtailor.runs import checkpoint, files
 from fedtailor.runs.checkpoint import Checkpoint
@@ -32,6 +31,7 @@ from fedtailor.runs.layout import (
     TIMING,
     check_version,
     lines_of,
+    lock,
     read_json,
 )
 from fedtailor.runs.record import per_client
@@ -71,7 +71,7 @@ class Journal:
 
     def _begin(self, config: Mapping[str, Any], identity: Mapping[str, Any], holds: bool) -> None:
         folder = self.folder
-        self._lock()
+        self._open_files.append(lock(folder))
         if holds:
             check_version(folder)
         known = read_json(folder / IDENTITY) if holds else None
@@ -163,14 +163,6 @@ class Journal:
         file: IO[Any] = open(self.folder / name, mode)  # noqa: SIM115 (closed by close)
         self._open_files.append(file)
         return file
-
-    def _lock(self) -> None:
-        with files.saying(self.folder / ".lock"):
-            self._held = self._opened(".lock", "wb")
-        try:
-            fcntl.lockf(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock: workers would inherit it and outlive us
-        except OSError as error:
-            raise BadRun(f"another process is at work in {self.folder}; wait for it or stop it first") from error
 
 
 def _timing(record: Mapping[str, Any]) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from fedtailor import __version__
+from fedtailor.version import __version__
 from fedtailor.errors import BadRun
+from fedtailor.runs import files
 
 FORMAT = 1  # of the run directory; a newer one is refused
 
@@ -19,6 +21,21 @@ SUMMARY = "summary.json"
 CHECKPOINTS = "checkpoints"
 IDENTITY = "checkpoints/identity.json"
 MODELS = "models"
+RUNS = "runs"
+TUNING = "tuning"
+LOCK = ".lock"
+
+
+def lock(folder: Path) -> IO[bytes]:
+    """Hold the directory for this process, as long as the file returned is open."""
+    with files.saying(folder / LOCK):
+        held = open(folder / LOCK, "wb")  # noqa: SIM115 (the caller closes it)
+    try:
+        fcntl.lockf(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock: workers would inherit it and outlive us
+    except OSError as error:
+        held.close()
+        raise BadRun(f"another process is at work in {folder}; wait for it or stop it first") from error
+    return held
 
 
 def check_version(folder: Path) -> dict[str, Any]:

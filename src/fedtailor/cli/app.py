@@ -1,0 +1,40 @@
+"""The application: every command in its place."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fedtailor.cli import laws, results, train
+from fedtailor.cli.base import Group
+from fedtailor.cli.data import data
+from fedtailor.cli.lists import lists
+from fedtailor.version import __version__
+
+app = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"fedtailor {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def start(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    """Personalised federated learning: train it, compare the methods, see who gains."""
+
+
+train.register(app)
+for command in (train.resume, results.report, results.predict, results.export, laws.check):
+    app.command()(command)
+app.add_typer(data, name="data")
+app.add_typer(lists, name="list")
+
+
+def main() -> None:
+    app()

@@ -1,0 +1,51 @@
+"""``fedtailor list``: what there is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from fedtailor.cli.base import Json, show
+from fedtailor.cli.data import list_data
+from fedtailor.errors import FedtailorError
+
+DIGITS = (8, 8), 10  # the input and the number of classes that models are counted for
+lists = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What there is: algorithms, models, data.")
+
+
+@lists.command("algorithms")
+def list_algorithms(as_json: Json = False) -> None:
+    """The methods and their facts, found by running each on a small network.
+
+    Down, up and kept count models; trained counts parameters.
+    """
+    from fedtailor.advisor import cards
+
+    found = cards()
+    show([c.row() for c in found], [c.cells() for c in found], as_json)
+
+
+@lists.command("models")
+def list_models(as_json: Json = False) -> None:
+    """The networks by name; parameters are for 8x8 images and 10 classes."""
+    from fedtailor import models
+
+    rows = [describe(name) for name in models.names()]
+    show(rows, [{**row, "groups": ", ".join(row["groups"])} for row in rows], as_json)
+
+
+def describe(name: str) -> dict[str, Any]:
+    """A network's facts on the digits; ``note`` says why there are none for one that is not made for them."""
+    from fedtailor import models, tree
+    from fedtailor.task import Task
+
+    try:
+        task = Task.from_module(models.build(name, *DIGITS))
+    except FedtailorError as error:
+        return {"name": name, "parameters": None, "groups": [], "note": str(error)}
+    groups = [group for group, members in task.groups.items() if members]
+    return {"name": name, "parameters": tree.size(tree.trainable(task.init())), "groups": groups, "note": ""}
+
+
+lists.command("data")(list_data)

@@ -1,0 +1,227 @@
+"""Settings of a run or a comparison, checked: the same names on the command line, in a TOML file and in config.toml."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedtailor.errors import InvalidArgument, nearest
+
+if TYPE_CHECKING:
+    from fedtailor.algorithms.base import Algorithm
+    from fedtailor.data.federation import Federation
+
+BOOKKEEPING = ("format", "version", "command")  # written to config.toml, no flags
+TABLE_FLAGS = ("client", "label", "features", "drop", "split", "standardize", "missing")  # for tables and folders only
+DEFAULT_METHODS = ("local", "fedavg", "fedavgft", "fedprox", "fedprox-personal", "fedclup", "pfedme", "ditto")
+
+
+class Settings(BaseModel):
+    """What a run and a comparison have in common."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    data: str = Field(description="A data set by name (see: fedtailor data list), a table (.csv, .parquet) or a folder.")
+    client: str | None = Field(None, description="The column that says whose row it is.")
+    label: str | None = Field(None, description="The column to predict.")
+    features: list[str] | None = Field(None, description="The columns to predict from (default: all others).")
+    drop: list[str] | None = Field(None, description="Columns to leave out.")
+    split: str | None = Field(None, description="A column that says train, val or test.")
+    standardize: Literal["pooled", "client", "none"] | None = Field(
+        None, description="Scale features by everyone's training rows, by the client's own, or not."
+    )
+    missing: Literal["fill", "drop", "refuse"] | None = Field(None, description="What to do with missing values.")
+    clients: int | None = Field(None, ge=1, description="How many clients a pooled data set is dealt to.")
+    partition: str | None = Field(None, description="How: iid, dirichlet:0.3, classes:2, quantity:0.5, natural, domain.")
+    min_samples: int | None = Field(None, ge=1, description="Leave out clients with fewer rows.")
+    test_share: float | None = Field(None, gt=0, lt=1, description="Share of a client's rows to test on.")
+    val_share: float | None = Field(None, ge=0, lt=1, description="Share of a client's rows to choose settings on.")
+    data_seed: int | None = Field(None, ge=0, description="Seed of the partition and the splits.")
+    data_dir: str | None = Field(None, description="Where data sets lie (default: $FEDTAILOR_DATA).")
+    with_: dict[str, Any] = Field(default_factory=dict, alias="with", description="Other options of the data set, as n=100.")
+    model: str = Field("linear", description="A network by name (see: fedtailor list models).")
+    rounds: int = Field(100, ge=1, description="Rounds of training.")
+    batch_size: int = Field(32, ge=0, description="Rows per step; 0 is all of a client's rows.")
+    cohort: float = Field(1.0, gt=0, description="Clients per round: a share up to 1, or a number.")
+    seed: int = Field(0, ge=0, description="Seed of training.")
+    engine: Literal["auto", "loop", "vectorized"] = Field("auto", description="How clients are simulated.")
+    workers: int | None = Field(None, ge=1, description="Processes of the loop engine (default: the cores).")
+    dtype: Literal["float32", "float64"] = Field("float32", description="Precision.")
+    task: Literal["classification", "regression", "multilabel"] | None = Field(None, description="Guessed from the labels.")
+    bias: bool = Field(True, description="A constant term in the linear model.")
+    weights: Literal["uniform", "size"] = Field("uniform", description="Weights of the clients in the mean.")
+    evaluate_every: int | None = Field(None, ge=0, description="Rounds between evaluations (0: at the end only).")
+    new_clients: float = Field(0.0, ge=0, lt=1, description="Share of clients held out, to meet the final model.")
+    checkpoint_every: int | None = Field(None, ge=1, description="Rounds between checkpoints (default: by the clock).")
+    device: Literal["cpu"] = Field("cpu", description="Where to compute.")
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], where: str = "") -> Self:
+        """From plain values; a refusal is one line that names the setting."""
+        given = {
+            key.replace("-", "_") if key != "with" else key: value for key, value in values.items() if key not in BOOKKEEPING
+        }
+        try:
+            return cls(**given)
+        except ValidationError as error:
+            raise InvalidArgument(where + _said(error, cls)) from None
+
+    def federation(self) -> Federation:
+        from fedtailor.data.sources import load
+
+        names = {**{f: f for f in TABLE_FLAGS}, "clients": "clients", "partition": "partition", "min_samples": "min_samples"}
+        names |= {"test_share": "test_share", "val_share": "val_share", "data_seed": "seed", "data_dir": "data_dir"}
+        options = {option: getattr(self, flag) for flag, option in names.items() if getattr(self, flag) is not None}
+        if self.is_table() and self.task is not None:
+            options["task"] = self.task
+        return load(self.data, **{**options, **self.with_})
+
+    def is_table(self) -> bool:
+        return Path(self.data).exists() or Path(self.data).suffix in (".csv", ".tsv", ".gz", ".parquet")
+
+    def options(self) -> dict[str, Any]:
+        """What ``ft.run`` takes, beside the method, the data and the model."""
+        names = (
+            "rounds",
+            "seed",
+            "engine",
+            "workers",
+            "dtype",
+            "task",
+            "bias",
+            "weights",
+            "evaluate_every",
+            "new_clients",
+            "device",
+        )
+        out = {name: getattr(self, name) for name in names}
+        out["batch_size"] = self.batch_size or None
+        out["cohort"] = int(self.cohort) if self.cohort > 1 and self.cohort == int(self.cohort) else self.cohort
+        out["checkpoint_every"] = self.checkpoint_every
+        return out
+
+    def toml(self) -> str:
+        """As a file: what differs from the defaults, and the rounds."""
+        values = self.model_dump(by_alias=True, exclude_none=True, exclude_defaults=True) | {"rounds": self.rounds}
+        tables = {key: value for key, value in values.items() if isinstance(value, dict)}
+        return tomli_w.dumps({**{k: v for k, v in values.items() if k not in tables}, **{k: v for k, v in tables.items() if v}})
+
+
+class RunSettings(Settings):
+    method: str = Field("fedclup", description="The method (see: fedtailor list algorithms).")
+    set_: dict[str, Any] = Field(default_factory=dict, alias="set", description="Settings of the method, as lam=0.5.")
+
+    def algorithm(self) -> Algorithm:
+        from fedtailor.algorithms.settings import make
+
+        return make(self.method, self.set_)
+
+
+class CompareSettings(Settings):
+    methods: list[str] = Field(list(DEFAULT_METHODS), min_length=1, description="The methods, separated by commas.")
+    set_: dict[str, Any] = Field(
+        default_factory=dict, alias="set", description="Settings, for all that have them as lr=0.1, for one as fedclup.lam=0.5."
+    )
+    seeds: int = Field(1, ge=1, description="How many seeds; the table then gives mean and deviation.")
+    tune: bool = Field(False, description="Choose step size and penalty on validation, from a small grid per method.")
+    grid: dict[str, list[float]] | None = Field(None, description="The grid to tune over, as lr=0.1,0.3.")
+
+    def algorithms(self) -> dict[str, Algorithm]:
+        """By label. A setting for all goes to the methods that have it; one that none has is refused."""
+        import dataclasses
+
+        from fedtailor.algorithms.settings import find, make
+
+        own: dict[str, dict[str, Any]] = {k: dict(v) for k, v in self.set_.items() if isinstance(v, dict) and "kind" not in v}
+        common = {k: v for k, v in self.set_.items() if k not in own}
+        kinds = {label: find(str(own.get(label, {}).get("method", label))) for label in self.methods}
+        fields = {label: {f.name for f in dataclasses.fields(kind)} for label, kind in kinds.items()}
+        for key in common:
+            if not any(key in known for known in fields.values()):
+                every = sorted(set().union(*fields.values()))
+                raise InvalidArgument(f"none of the methods has a setting {key!r}; {nearest(key, every, 'their settings are')}")
+        for label in own:
+            if label not in kinds and not any(kind is find(label) for kind in kinds.values()):
+                raise InvalidArgument(f"settings are given for {label!r}, which is not among the methods {', '.join(kinds)}")
+        out: dict[str, Algorithm] = {}
+        for label, kind in kinds.items():
+            mine = own.get(label) or next((v for k, v in own.items() if k not in kinds and find(k) is kind), {})
+            values = {k: v for k, v in common.items() if k in fields[label]} | {k: v for k, v in mine.items() if k != "method"}
+            shown = label if label in own and "method" in own[label] else kind.__name__
+            if shown in out:
+                raise InvalidArgument(f"{label} is given twice; name each method once")
+            out[shown] = make(kind.__name__, values)
+        return out
+
+
+def read(path: Path, kind: type[Settings] | None = None) -> dict[str, Any]:
+    """The values of a TOML file; ``Settings.of`` checks them."""
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise InvalidArgument(f"there is no file {path}; give a TOML file with the names of the flags") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{path} cannot be read as text ({error}); give a TOML file") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidArgument(f"{path} is not TOML: {error}") from None
+
+
+def flags(kind: type[Settings]) -> list[str]:
+    """Names of the settings, as they stand in a file."""
+    return [field.alias or name for name, field in kind.model_fields.items()]
+
+
+def _said(error: ValidationError, kind: type[Settings]) -> str:
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"]) or "the settings"
+    if first["type"] == "extra_forbidden":
+        return f"unknown setting {name!r}; {nearest(name, flags(kind), 'the settings are')}"
+    if first["type"] == "missing":
+        return f"{name} is missing; give it"
+    what = first["msg"].replace("Input should be", "must be").replace("Value error, ", "")
+    return f"{name} {what}, not {first.get('input')!r}"
+
+
+def join(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Later layers win; tables (set, with, grid) are joined key by key."""
+    out: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            known = out.get(key)
+            out[key] = join(known, value) if isinstance(known, Mapping) and isinstance(value, Mapping) else value
+    return out
+
+
+def assignments(pairs: Sequence[str], what: str) -> dict[str, Any]:
+    """``["lam=0.5", "fedclup.lr=0.1"]`` as (nested) values."""
+    out: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise InvalidArgument(f"{what} must look like NAME=VALUE, not {pair!r}")
+        where, _, last = name.strip().replace("-", "_").rpartition(".")
+        target = out.setdefault(name.strip().rpartition(".")[0], {}) if where else out
+        target[last] = value(text)
+    return out
+
+
+def value(text: str) -> Any:
+    """A word of the command line as TOML would read it: number, truth value, list, table; otherwise the word itself."""
+    plain = text.strip()
+    try:
+        return tomllib.loads(f"v = {plain}")["v"]
+    except tomllib.TOMLDecodeError:
+        pass
+    if plain.lower() in ("true", "false"):
+        return plain.lower() == "true"
+    if "," in plain:
+        return [value(part) for part in plain.split(",") if part.strip()]
+    try:
+        return float(plain)  # 1e3, .5
+    except ValueError:
+        return plain

@@ -1,0 +1,212 @@
+"""What a report rests on: the methods side by side, client by client and seed by seed, and the one that validation chooses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtailor.errors import InvalidArgument, InvalidData
+from fedtailor.metrics.client import score_name
+from fedtailor.metrics.paired import FEWEST, Paired, differences, holm, p_value, paired
+from fedtailor.runs.record import Record
+
+Numbers = NDArray[np.float64]
+Results = Mapping[str, Sequence[Record]]
+
+
+@dataclass(frozen=True)
+class Average:
+    """A summary's measure over seeds; no deviation with one seed."""
+
+    mean: float
+    deviation: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """Records by label, one per seed; every measure as [seeds, clients], by the seeds' and the clients' names."""
+
+    results: Results
+
+    def __post_init__(self) -> None:
+        _check(self.results)
+
+    @property
+    def records(self) -> list[Record]:
+        return [record for records in self.results.values() for record in records]
+
+    @property
+    def kind(self) -> str:
+        return self.records[0].kind
+
+    @property
+    def name(self) -> str:
+        return score_name(self.kind)
+
+    @cached_property
+    def seeds(self) -> list[Any]:
+        return list(dict.fromkeys(seed for records in self.results.values() for seed in _seeds(records)))
+
+    @cached_property
+    def clients(self) -> list[str]:
+        return list(dict.fromkeys(name for record in self.records for name in record.names))
+
+    # -- one method --------------------------------------------------------------------------------------------------
+    def average(self, label: str, key: str) -> Average | None:
+        """A number of the summaries over seeds; None unless every seed has it."""
+        values = [number(record.summary.get(key)) for record in self.results[label]]
+        known = [value for value in values if value is not None]
+        if len(known) < len(values):
+            return None
+        return Average(float(np.mean(known)), float(np.std(known, ddof=1)) if len(known) > 1 else None)
+
+    def measures(self, label: str, key: str) -> Numbers:
+        """A measure per client, [seeds, clients], NaN where there is none."""
+        out = np.full((len(self.seeds), len(self.clients)), np.nan)
+        records = self.results[label]
+        for seed, record in zip(_seeds(records), records, strict=True):
+            if key in record.clients:
+                out[self.seeds.index(seed), self._places(record)] = record.clients[key]
+        return out
+
+    def per_client(self, label: str, key: str) -> Numbers:
+        """A measure per client, mean over the seeds that know it."""
+        values = self.measures(label, key)
+        known = np.isfinite(values)
+        count = known.sum(0)
+        return np.where(count > 0, np.where(known, values, 0.0).sum(0) / np.maximum(count, 1), np.nan)
+
+    def algorithm(self, label: str) -> str:
+        return str(self.results[label][0].summary.get("algorithm", label))
+
+    def _places(self, record: Record) -> Any:
+        if list(record.names) == self.clients:
+            return slice(None)
+        return [self._index[name] for name in record.names]
+
+    @cached_property
+    def _index(self) -> dict[str, int]:
+        return {name: i for i, name in enumerate(self.clients)}
+
+    # -- choosing ----------------------------------------------------------------------------------------------------
+    @cached_property
+    def validation(self) -> dict[str, float]:
+        """Scores on validation of the methods that have one in every seed, best first."""
+        key = f"val_{self.name}_personal"
+        found = {label: average.mean for label in self.results if (average := self.average(label, key)) is not None}
+        sign = 1 if self.name == "mse" else -1
+        return dict(sorted(found.items(), key=lambda item: sign * item[1]))
+
+    @property
+    def order(self) -> list[str]:
+        """Labels by validation; those without a score last, as they were given."""
+        return [*self.validation, *(label for label in self.results if label not in self.validation)]
+
+    @property
+    def best(self) -> str | None:
+        """The method chosen on validation. Test rows choose nothing: without validation there is no best of several."""
+        return next(iter(self.validation), None) if len(self.results) > 1 else next(iter(self.results))
+
+    @cached_property
+    def subject(self) -> str:
+        """The method that words and pictures are about: the best that learns together, or the first without validation."""
+        plain = [("Local",)] if self.best is not None else [("Local", "FedAvg"), ("Local",)]
+        fitting = (label for names in plain for label in self.order if self.algorithm(label) not in names)
+        return next(fitting, self.order[0])
+
+    @cached_property
+    def local(self) -> str | None:
+        return next((label for label in self.order if self.algorithm(label) == "Local"), None)
+
+    @cached_property
+    def fedavg(self) -> str | None:
+        return next((label for label in self.order if self.algorithm(label) == "FedAvg"), None)
+
+    # -- comparing ---------------------------------------------------------------------------------------------------
+    def against(self, ours: str, theirs: str, key: str | None = None) -> Paired | None:
+        """Personal models of one method against another's (or its ``key``), over the clients with the same test rows."""
+        a, b = self._pair(ours, theirs, key or f"{self.name}_personal")
+        return paired(self.kind, a, b) if (np.isfinite(a) & np.isfinite(b)).any() else None
+
+    @cached_property
+    def against_local(self) -> Paired | None:
+        return None if self.local in (None, self.subject) else self.against(self.subject, str(self.local))
+
+    @property
+    def sharer(self) -> str | None:
+        """The method whose shared model is the rival: FedAvg, or the subject itself."""
+        if self.fedavg is not None:
+            return self.fedavg if self.fedavg != self.subject else None
+        return self.subject
+
+    @cached_property
+    def against_shared(self) -> Paired | None:
+        """The subject against FedAvg's one model for all."""
+        return None if self.sharer is None else self.against(self.subject, self.sharer, f"{self.name}_global")
+
+    @cached_property
+    def own_gain(self) -> Paired | None:
+        """The subject's personal models against its own shared model."""
+        return self.against(self.subject, self.subject, f"{self.name}_global")
+
+    @cached_property
+    def p_values(self) -> dict[str, float]:
+        """Every other method against the best, corrected for their number; none where clients are too few for a test."""
+        if self.best is None:
+            return {}
+        found = {}
+        for label in self.results:
+            apart = differences(self.kind, *self._pair(self.best, label, f"{self.name}_personal"))
+            if label != self.best and np.isfinite(apart).sum() >= FEWEST:
+                found[label] = p_value(apart)
+        return dict(zip(found, holm(list(found.values())), strict=True))
+
+    @cached_property
+    def unequal_rows(self) -> bool:
+        """Is a client tested on other rows by one method than by another in the same seed?"""
+        first, *others = (self.measures(label, "rows") for label in self.results)
+        return any((np.isfinite(first) & np.isfinite(rows) & (first != rows)).any() for rows in others)
+
+    def _pair(self, ours: str, theirs: str, key: str) -> tuple[Numbers, Numbers]:
+        a, b = self.measures(ours, f"{self.name}_personal"), self.measures(theirs, key)
+        same = self.measures(ours, "rows") == self.measures(theirs, "rows")
+        unknown = np.isnan(self.measures(ours, "rows")) & np.isnan(self.measures(theirs, "rows"))
+        return a, np.where(same | unknown, b, np.nan)
+
+
+def number(value: Any) -> float | None:
+    """A finite number of a summary, or None."""
+    real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    return float(value) if real and math.isfinite(value) else None
+
+
+def _seeds(records: Sequence[Record]) -> list[Any]:
+    return [record.summary.get("seed", place) for place, record in enumerate(records)]
+
+
+def _check(results: Results) -> None:
+    if not results:
+        raise InvalidArgument("there is nothing to report; give at least one run")
+    kinds = {}
+    for label, records in results.items():
+        if not records:
+            raise InvalidArgument(f"{label!r} has no run to report; leave it out or run it")
+        if len(set(_seeds(records))) < len(records):
+            raise InvalidArgument(f"{label!r} has two runs with the same seed; give one run per seed, or another label")
+        for record in records:
+            kinds[record.kind] = label
+            if any(len(column) != len(record.names) for column in record.clients.values()):
+                raise InvalidData(
+                    f"a run of {label!r} has measures of other clients than its {len(record.names)} names; run it again"
+                )
+            if len(set(record.names)) < len(record.names):
+                raise InvalidData(f"a run of {label!r} names a client twice; give every client a name of its own")
+    if len(kinds) > 1:
+        listed = ", ".join(f"{kind} ({label})" for kind, label in kinds.items())
+        raise InvalidArgument(f"the runs are of different kinds: {listed}; make a report of each")

@@ -1,0 +1,78 @@
+"""Folder: the directory of a comparison: its configuration, the tuning of each method, a run directory per method and seed."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedtailor.version import __version__
+from fedtailor.errors import BadRun, InvalidArgument
+from fedtailor.runs import files, record
+from fedtailor.runs.layout import CONFIG, FORMAT, RUNS, SUMMARY, TUNING, check_version, lock, read_json
+from fedtailor.runs.record import Record
+
+
+class Folder:
+    def __init__(self, path: Path, config: Mapping[str, Any], resume: bool) -> None:
+        self.path = path
+        holds = any((path / name).exists() for name in (CONFIG, SUMMARY))
+        if holds and not resume:
+            raise InvalidArgument(f"{path} holds another run; resume it (fedtailor resume {path}) or give a new directory")
+        with files.saying(path):
+            path.mkdir(parents=True, exist_ok=True)
+        self._held = lock(path)
+        try:
+            self._settle(config, holds)
+        except BaseException:
+            self.close()
+            raise
+
+    def _settle(self, config: Mapping[str, Any], holds: bool) -> None:
+        now = tomllib.loads(tomli_w.dumps(dict(config)))
+        if not holds:
+            files.write(self.path / CONFIG, tomli_w.dumps({"format": FORMAT, "version": __version__, **now}))
+            return
+        known = check_version(self.path)
+        for key in {**known, **now}:
+            if key not in ("format", "version", "workers", "device") and known.get(key) != now.get(key):
+                raise BadRun(
+                    f"the comparison in {self.path} was begun with another {key}; resume it with that, or give a new directory"
+                )
+
+    def of(self, place: str, seed: int) -> Path:
+        """The run directory of a method and seed."""
+        return self.path / RUNS / place / f"seed-{seed}"
+
+    def story(self, place: str) -> dict[str, Any] | None:
+        return read_json(self.path / TUNING / f"{place}.json")
+
+    def keep(self, place: str, story: Mapping[str, Any]) -> None:
+        files.write_json(self.path / TUNING / f"{place}.json", story)
+
+    def finish(self, places: Mapping[str, str], seed: int, seeds: int, table: list[dict[str, Any]]) -> None:
+        files.write_json(self.path / SUMMARY, {"methods": dict(places), "seed": seed, "seeds": seeds, "table": table})
+
+    def close(self) -> None:
+        self._held.close()
+
+
+def read(folder: Path) -> dict[str, list[Record]]:
+    """The records of a finished comparison (or of one run), from disk alone."""
+    asked = check_version(folder)
+    if asked.get("command") != "compare":
+        found = record.read(folder)
+        return {found.label: [found]}
+    summary = read_json(folder / SUMMARY)
+    if summary is None:
+        raise BadRun(f"the comparison in {folder} is not finished; go on with it: fedtailor resume {folder}")
+    out = {}
+    for label, place in summary["methods"].items():
+        story = read_json(folder / TUNING / f"{place}.json")
+        seeds = range(summary["seed"], summary["seed"] + summary["seeds"])
+        out[label] = [replace(record.read(folder / RUNS / place / f"seed-{n}", label), tuning=story) for n in seeds]
+    return out
