@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test check check-all lint docs bench clean
+.PHONY: help demo test check check-all lint docs bench bench-methods clean
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -36,5 +36,8 @@ docs: $(READY)  ## Run every method and write docs/methods.md
 bench: $(READY)  ## Speed and memory, as ratios to bare PyTorch in the same run
 	$(BIN)/python -m benchmarks.run
 
+bench-methods: $(READY)  ## Every method on mnist5k, tuned on validation; writes docs/results/methods.md
+	$(BIN)/python -m benchmarks.methods
+
 clean:  ## Remove what the targets made
-	rm -rf .venv report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv runs report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,6 +1,8 @@
-"""How one data set becomes many clients. Every client gets at least one row; the same seed gives the same clients."""
+"""How one data set becomes many clients. No client is left empty; the same seed gives the same clients."""
 
 from __future__ import annotations
+
+import heapq
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,25 +11,108 @@ from fedtailor.data import rng
 from fedtailor.errors import InvalidArgument
 
 Rows = list[NDArray[np.int64]]
+Owned = dict[str, NDArray[np.int64]]
+WAYS = "'iid', 'dirichlet:0.3', 'classes:2', 'quantity:0.5', 'natural' or 'domain'"
+LARGEST_ALPHA = 1e9  # the shares are equal long before, and sums of gammas overflow long after
 
 
 def partition(rule: str, y: NDArray[np.int64], clients: int, seed: int, least: int = 1) -> Rows:
-    """Row numbers of every client. ``rule`` is ``iid`` or ``dirichlet:alpha`` (label shares drawn per class)."""
-    if clients < 1 or clients * least > len(y):
-        raise InvalidArgument(f"{clients} clients with at least {least} rows each need more than the {len(y)} rows there are")
+    """Row numbers of every client, each row dealt once and at least ``least`` to everyone.
+
+    ``iid`` deals at random and evenly, ``dirichlet:alpha`` by label shares drawn per class, ``classes:k`` gives every client
+    rows of exactly k classes, ``quantity:alpha`` deals at random in sizes drawn from a Dirichlet.
+    """
+    whole("clients", clients)
+    whole("min_samples", least)
+    if clients * least > len(y):
+        raise InvalidArgument(
+            f"{clients} clients with at least {least} rows each need {clients * least} rows and there are {len(y)}; "
+            f"ask for at most {max(1, len(y) // least)} clients"
+        )
     draw = rng.generator(seed, "partition")
     kind, _, option = rule.partition(":")
     if kind == "iid" and not option:
         return [np.sort(part) for part in np.array_split(draw.permutation(len(y)), clients)]
     if kind == "dirichlet":
-        try:
-            alpha = float(option)
-        except ValueError:
-            alpha = 0.0
-        if not 0 < alpha < np.inf:
-            raise InvalidArgument(f"cannot read {rule!r}; write for instance 'dirichlet:0.3' with a number above 0")
-        return _dirichlet(y, clients, alpha, draw, least)
-    raise InvalidArgument(f"unknown partition {rule!r}; use 'iid' or 'dirichlet:0.3'")
+        return _dirichlet(y, clients, _alpha(rule, option, "dirichlet:0.3"), draw, least)
+    if kind == "quantity":
+        return _quantity(len(y), clients, _alpha(rule, option, "quantity:0.5"), draw, least)
+    if kind == "classes":
+        if not option.isdigit() or int(option) < 1:
+            raise InvalidArgument(f"cannot read {rule!r}; write for instance 'classes:2' with a whole number from 1")
+        return _classes(y, clients, int(option), draw, least)
+    raise InvalidArgument(f"unknown partition {rule!r}; use {WAYS}")
+
+
+def natural(owner: NDArray[np.str_], clients: int | None, seed: int, least: int = 1) -> Owned:
+    """The rows of every owner that has at least ``least``; with ``clients``, of that many owners drawn with the seed."""
+    everyone = grouped(owner)
+    names = keep(list(everyone), [len(rows) for rows in everyone.values()], clients, seed, least)
+    return {name: everyone[name] for name in names}
+
+
+def domains(domain: NDArray[np.str_], clients: int | None, seed: int, least: int = 1) -> Owned:
+    """One client per domain; with ``clients``, that many in all, equally many from each domain, dealt at random."""
+    everywhere = grouped(domain)
+    count = len(everywhere) if clients is None else clients
+    whole("clients", count)
+    each, rest = divmod(count, len(everywhere))
+    if rest or not each:
+        raise InvalidArgument(
+            f"{count} clients do not spread evenly over {len(everywhere)} domains; "
+            f"ask for {len(everywhere)}, {2 * len(everywhere)}, {3 * len(everywhere)}, ..."
+        )
+    parts: Owned = {}
+    for name, rows in everywhere.items():
+        if len(rows) < each * least:
+            raise InvalidArgument(
+                f"domain {name} has {len(rows)} rows, too few for {each} clients with at least {least}; "
+                f"ask for at most {max(1, len(rows) // least) * len(everywhere)} clients or a smaller min_samples"
+            )
+        order = rng.generator(seed, "partition", rng.purpose(name)).permutation(rows)
+        pieces = np.array_split(order, each)
+        parts |= {name if each == 1 else f"{name}-{i}": np.sort(piece) for i, piece in enumerate(pieces)}
+    return parts
+
+
+def grouped(labels: NDArray[np.str_]) -> Owned:
+    """Row numbers by label, in the order of the labels."""
+    names, group, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    pieces = np.split(np.argsort(group, kind="stable"), np.cumsum(counts)[:-1])
+    return {str(name): rows for name, rows in zip(names, pieces, strict=True)}
+
+
+def keep(names: list[str], sizes: list[int], clients: int | None, seed: int, least: int) -> list[str]:
+    """The owners large enough, or ``clients`` of them drawn with the seed; their order is kept."""
+    whole("min_samples", least)
+    large = [name for name, size in zip(names, sizes, strict=True) if size >= least]
+    if not large:
+        raise InvalidArgument(f"no client has {least} rows, the largest has {max(sizes)}; ask for a smaller min_samples")
+    if clients is None:
+        return large
+    whole("clients", clients)
+    if clients > len(large):
+        raise InvalidArgument(
+            f"there are {len(large)} clients with at least {least} rows, not {clients}; ask for at most {len(large)}"
+        )
+    chosen = rng.generator(seed, "keep").permutation(len(large))[:clients]
+    return [large[i] for i in np.sort(chosen)]
+
+
+def whole(what: str, value: int) -> None:
+    """Refuses what is not a whole number from 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise InvalidArgument(f"{what} must be a whole number from 1, not {value!r}")
+
+
+def _alpha(rule: str, option: str, example: str) -> float:
+    try:
+        alpha = float(option)
+    except ValueError:
+        alpha = 0.0
+    if not 0 < alpha <= LARGEST_ALPHA:
+        raise InvalidArgument(f"cannot read {rule!r}; write for instance {example!r} with a number above 0, up to 1e9")
+    return alpha
 
 
 def _dirichlet(y: NDArray[np.int64], clients: int, alpha: float, draw: np.random.Generator, least: int) -> Rows:
@@ -35,12 +120,73 @@ def _dirichlet(y: NDArray[np.int64], clients: int, alpha: float, draw: np.random
     parts: list[list[int]] = [[] for _ in range(clients)]
     for label in np.unique(y):
         rows = draw.permutation(np.flatnonzero(y == label))
-        cuts = np.floor(np.cumsum(draw.dirichlet(np.full(clients, alpha)))[:-1] * len(rows) + 0.5).astype(int)
-        for part, piece in zip(parts, np.split(rows, cuts), strict=True):
+        for part, piece in zip(parts, np.split(rows, _cuts(len(rows), clients, alpha, draw)), strict=True):
             part.extend(piece.tolist())
-    while min(len(part) for part in parts) < least:
-        poor, rich = min(parts, key=len), max(parts, key=len)
-        poor.append(rich.pop())
+    return _filled(parts, least)
+
+
+def _quantity(rows: int, clients: int, alpha: float, draw: np.random.Generator, least: int) -> Rows:
+    """Rows in random order, cut into sizes ~ Dir(alpha); then the poorest clients are filled up from the richest."""
+    order = draw.permutation(rows)
+    return _filled([piece.tolist() for piece in np.split(order, _cuts(rows, clients, alpha, draw))], least)
+
+
+def _cuts(rows: int, clients: int, alpha: float, draw: np.random.Generator) -> NDArray[np.int64]:
+    shares = np.cumsum(draw.dirichlet(np.full(clients, alpha)))[:-1]
+    return np.floor(shares * rows + 0.5).astype(np.int64)
+
+
+def _filled(parts: list[list[int]], least: int) -> Rows:
+    """Rows move one by one from the largest client to the smallest until everyone has ``least``."""
+    poor = [(len(part), i) for i, part in enumerate(parts)]
+    rich = [(-size, i) for size, i in poor]
+    heapq.heapify(poor)
+    heapq.heapify(rich)
+    while poor[0][0] < least:
+        size, to = heapq.heappop(poor)
+        if size != len(parts[to]):  # it gave or got since this entry was written
+            continue
+        while -rich[0][0] != len(parts[rich[0][1]]):
+            heapq.heappop(rich)
+        giver = rich[0][1]
+        parts[to].append(parts[giver].pop())
+        for i in (to, giver):
+            heapq.heappush(poor, (len(parts[i]), i))
+            heapq.heappush(rich, (-len(parts[i]), i))
+    return [np.sort(np.array(part, np.int64)) for part in parts]
+
+
+def _classes(y: NDArray[np.int64], clients: int, k: int, draw: np.random.Generator, least: int) -> Rows:
+    """Client after client takes the k classes held by the fewest so far (ties at random), so that the holders of any two
+    classes differ in number by at most one; then each class is shuffled and dealt evenly among its holders."""
+    labels = np.unique(y)
+    if k > len(labels):
+        raise InvalidArgument(f"a client cannot hold {k} classes of {len(labels)}; use 'classes:{len(labels)}' or fewer")
+    if clients * k < len(labels):
+        raise InvalidArgument(
+            f"{clients} clients with {k} of {len(labels)} classes each leave {len(labels) - clients * k} classes to nobody; "
+            f"ask for at least {-(-len(labels) // k)} clients or 'classes:{-(-len(labels) // clients)}'"
+        )
+    holders: list[list[int]] = [[] for _ in labels]
+    for client in range(clients):
+        held = np.array([len(them) for them in holders])
+        for c in np.lexsort((draw.random(len(labels)), held))[:k]:
+            holders[c].append(client)
+    parts: list[list[int]] = [[] for _ in range(clients)]
+    for label, them in zip(labels, holders, strict=True):
+        rows = draw.permutation(np.flatnonzero(y == label))
+        if len(rows) < len(them):
+            raise InvalidArgument(
+                f"class {label} has {len(rows)} rows for the {len(them)} clients that hold it; ask for fewer clients or classes"
+            )
+        # who gets the odd row is drawn, or the first clients would be the largest in every class
+        for client, piece in zip(draw.permutation(them), np.array_split(rows, len(them)), strict=True):
+            parts[client].extend(piece.tolist())
+    small = min(map(len, parts))
+    if small < least:
+        raise InvalidArgument(
+            f"with 'classes:{k}' the smallest of {clients} clients has {small} rows, fewer than {least}; ask for fewer clients"
+        )
     return [np.sort(np.array(part, np.int64)) for part in parts]
 
 
@@ -52,6 +198,8 @@ def split(y: NDArray[np.int64], shares: tuple[float, ...], draw: np.random.Gener
     # every class is spread evenly over [0, 1): cutting there keeps the classes' shares in every part
     places = np.concatenate([(np.arange(c) + draw.random()) / c for c in np.unique(y, return_counts=True)[1]])
     order = order[np.argsort(places, kind="stable")]
-    cuts = np.round(np.cumsum(shares)[:-1] / sum(shares) * len(y)).astype(int)
-    cuts = np.array([min(max(cut, i + 1), len(y) - len(shares) + i + 1) for i, cut in enumerate(cuts)], int)
-    return [np.sort(part) for part in np.split(order, np.maximum.accumulate(cuts))]
+    cuts: list[int] = []
+    for i, share in enumerate(np.cumsum(shares)[:-1] / sum(shares)):
+        first, last = (cuts[-1] if cuts else 0) + 1, len(y) - len(shares) + i + 1  # one row at least for each part
+        cuts.append(min(max(round(share * len(y)), first), last))
+    return [np.sort(part) for part in np.split(order, cuts)]

@@ -6,6 +6,8 @@ model with those parameters.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -82,6 +84,41 @@ def minimax_logistic(
         return x, _coin(draw, x @ truth[i])
 
     return _make("minimax-logistic", some, truth, clients, rows, test_rows)
+
+
+def clusters(
+    clients: int = 12,
+    groups: int = 3,
+    rows: int = 100,
+    d: int = 10,
+    R: float = 0.1,
+    distance: float = 5.0,
+    task: str = "regression",
+    noise: float = 0.1,
+    seed: int = 0,
+    test_rows: int = 100,
+) -> Federation:
+    """Groups of clients far from each other: the groups' centers are all ``distance`` apart and average to zero, a client's
+    parameters lie at distance R from its group's center, client i is in group i mod ``groups``; x ~ N(0, I), targets linear
+    with noise, or with task='classification' labels drawn from the sigmoid."""
+    _positive(clients=clients, groups=groups, rows=rows, d=d, test_rows=test_rows)
+    if not groups <= min(clients, d):
+        raise InvalidArgument(f"{groups} groups need at least as many clients and features, not {clients} and d = {d}")
+    if task not in ("regression", "classification"):
+        raise InvalidArgument(f"clusters are for task='regression' or 'classification', not {task!r}")
+    draw = rng.generator(seed, "clusters")
+    # orthonormal vectors are sqrt(2) apart, each from each
+    corners = np.linalg.qr(draw.normal(size=(d, groups)))[0].T * distance / np.sqrt(2)
+    centers = corners - corners.mean(0)
+    truth = [centers[i % groups] + R * _unit(draw, d) for i in range(clients)]
+
+    def some(i: int, n: int) -> tuple[Array, NDArray[np.generic]]:
+        x = draw.normal(size=(n, d))
+        mean = x @ truth[i]
+        return x, mean + noise * draw.normal(size=n) if task == "regression" else _coin(draw, mean)
+
+    fed = _make("clusters", some, truth, clients, rows, test_rows)
+    return replace(fed, notes=(f"Client i belongs to group i mod {groups}.",))
 
 
 def _unit(draw: np.random.Generator, d: int) -> Array:
