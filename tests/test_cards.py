@@ -123,6 +123,14 @@ def test_who_does_something_at_the_end(deck):
     assert card(ft.FedBABU(finetune_steps=0)).trained_at_end == 0
 
 
+def test_partialfed_trains_and_keeps_two_logits_per_layer_beside_the_model(deck):
+    found = deck["PartialFed"]
+    assert (found.kept.branches, found.kept.parameters) == (("model", "logits"), MODEL + 2 * 3)
+    assert found.trained_parameters == TRAINED + 2 * 3
+    assert card(ft.PartialFed(personal=())).trains_at_end  # the shared layers are put in before predicting
+    assert (found.sent_down.parameters, found.sent_up.parameters) == (MODEL, MODEL)
+
+
 def test_apfl_trains_two_models_in_a_loop_of_its_own(deck):
     assert deck["APFL"].trained_parameters == 2 * TRAINED
 

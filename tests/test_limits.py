@@ -46,6 +46,21 @@ def test_without_a_pull_everyone_is_alone(digits, method, engine):
     assert all(equal(ours.personal[i], local.personal[i]) for i in range(len(digits)))
 
 
+@pytest.mark.parametrize("engine", ["loop", "vectorized"])
+@pytest.mark.parametrize(
+    ("personal", "other"),
+    [((), ft.FedAvg(epochs=2)), (("body", "head"), ft.Local(epochs=2)), ("head", ft.FedSim(epochs=2, personal="head"))],
+    ids=["FedAvg", "Local", "FedSim"],
+)
+def test_partialfed_with_a_fixed_choice_is_another_method_bit_for_bit(digits, personal, other, engine):
+    options = {**FAST, "batch_size": 16, "engine": engine}
+    ours = ft.run(ft.PartialFed(epochs=2, personal=personal), digits, "mlp:12", **options)
+    theirs = ft.run(other, digits, "mlp:12", **options)
+    for i in range(len(digits)):
+        x = digits.test.client(i)[0]
+        assert torch.equal(ours.predict(i, x), theirs.predict(i, x))
+
+
 def test_dittos_and_fine_tunings_shared_model_is_fedavgs_bit_for_bit(digits):
     options = {**FAST, "batch_size": 16, "cohort": 0.5, "engine": "vectorized"}
     plain = ft.run(ft.FedAvg(epochs=2), digits, **options).shared

@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fedtailor.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from fedtailor import errors, models, tree
     from fedtailor.algorithms import (
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
         LGFedAvg,
         Limit,
         Local,
+        PartialFed,
         PerFedAvg,
         PFedMe,
         Round,
@@ -67,7 +70,6 @@ _HOMES = {
     "fedtailor.runs.history": ("Run",),
     "fedtailor.task": ("Task",),
 }
-__version__ = "0.1.0"
 __all__ = [
     "AL2SGD",
     "APFL",
@@ -107,6 +109,7 @@ __all__ = [
     "Local",
     "Milestones",
     "PFedMe",
+    "PartialFed",
     "PerFedAvg",
     "Round",
     "Run",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from fedtailor.errors import InvalidArgument, nearest
+from fedtailor.errors import CannotWrite, InvalidArgument, nearest
 
 if TYPE_CHECKING:
     from fedtailor.algorithms.base import Algorithm
@@ -19,6 +19,19 @@ if TYPE_CHECKING:
 BOOKKEEPING = ("format", "version", "command")  # written to config.toml, no flags
 TABLE_FLAGS = ("client", "label", "features", "drop", "split", "standardize", "missing")  # for tables and folders only
 DEFAULT_METHODS = ("local", "fedavg", "fedavgft", "fedprox", "fedprox-personal", "fedclup", "pfedme", "ditto")
+SHOWN = 60  # letters of a wrong value that a message repeats
+LARGEST = 2**63 - 1  # of a seed, and of a whole number in TOML
+
+
+def _no_truth_value(given: Any) -> Any:
+    """``rounds = true`` is a slip, not one round."""
+    if isinstance(given, bool):
+        raise ValueError("must be a number")
+    return given
+
+
+Whole = Annotated[int, BeforeValidator(_no_truth_value)]
+Number = Annotated[float, BeforeValidator(_no_truth_value)]
 
 
 class Settings(BaseModel):
@@ -36,36 +49,41 @@ class Settings(BaseModel):
         None, description="Scale features by everyone's training rows, by the client's own, or not."
     )
     missing: Literal["fill", "drop", "refuse"] | None = Field(None, description="What to do with missing values.")
-    clients: int | None = Field(None, ge=1, description="How many clients a pooled data set is dealt to.")
+    clients: Whole | None = Field(None, ge=1, description="How many clients a pooled data set is dealt to.")
     partition: str | None = Field(None, description="How: iid, dirichlet:0.3, classes:2, quantity:0.5, natural, domain.")
-    min_samples: int | None = Field(None, ge=1, description="Leave out clients with fewer rows.")
-    test_share: float | None = Field(None, gt=0, lt=1, description="Share of a client's rows to test on.")
-    val_share: float | None = Field(None, ge=0, lt=1, description="Share of a client's rows to choose settings on.")
-    data_seed: int | None = Field(None, ge=0, description="Seed of the partition and the splits.")
+    min_samples: Whole | None = Field(None, ge=1, description="Leave out clients with fewer rows.")
+    test_share: Number | None = Field(None, gt=0, lt=1, description="Share of a client's rows to test on.")
+    val_share: Number | None = Field(None, ge=0, lt=1, description="Share of a client's rows to choose settings on.")
+    data_seed: Whole | None = Field(None, ge=0, le=LARGEST, description="Seed of the partition and the splits.")
     data_dir: str | None = Field(None, description="Where data sets lie (default: $FEDTAILOR_DATA).")
     with_: dict[str, Any] = Field(default_factory=dict, alias="with", description="Other options of the data set, as n=100.")
     model: str = Field("linear", description="A network by name (see: fedtailor list models).")
-    rounds: int = Field(100, ge=1, description="Rounds of training.")
-    batch_size: int = Field(32, ge=0, description="Rows per step; 0 is all of a client's rows.")
-    cohort: float = Field(1.0, gt=0, description="Clients per round: a share up to 1, or a number.")
-    seed: int = Field(0, ge=0, description="Seed of training.")
+    rounds: Whole = Field(100, ge=1, le=LARGEST, description="Rounds of training.")
+    batch_size: Whole = Field(32, ge=0, le=LARGEST, description="Rows per step; 0 is all of a client's rows.")
+    cohort: Number = Field(1.0, gt=0, allow_inf_nan=False, description="Clients per round: a share up to 1, or a number.")
+    seed: Whole = Field(0, ge=0, le=LARGEST, description="Seed of training.")
     engine: Literal["auto", "loop", "vectorized"] = Field("auto", description="How clients are simulated.")
-    workers: int | None = Field(None, ge=1, description="Processes of the loop engine (default: the cores).")
+    workers: Whole | None = Field(None, ge=1, description="Processes of the loop engine (default: the cores).")
     dtype: Literal["float32", "float64"] = Field("float32", description="Precision.")
     task: Literal["classification", "regression", "multilabel"] | None = Field(None, description="Guessed from the labels.")
     bias: bool = Field(True, description="A constant term in the linear model.")
     weights: Literal["uniform", "size"] = Field("uniform", description="Weights of the clients in the mean.")
-    evaluate_every: int | None = Field(None, ge=0, description="Rounds between evaluations (0: at the end only).")
-    new_clients: float = Field(0.0, ge=0, lt=1, description="Share of clients held out, to meet the final model.")
-    checkpoint_every: int | None = Field(None, ge=1, description="Rounds between checkpoints (default: by the clock).")
+    evaluate_every: Whole | None = Field(None, ge=0, description="Rounds between evaluations (0: at the end only).")
+    new_clients: Number = Field(0.0, ge=0, lt=1, description="Share of clients held out, to meet the final model.")
+    checkpoint_every: Whole | None = Field(None, ge=1, description="Rounds between checkpoints (default: by the clock).")
     device: Literal["cpu"] = Field("cpu", description="Where to compute.")
 
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str = "") -> Self:
-        """From plain values; a refusal is one line that names the setting."""
+        """From plain values; a refusal is one line that names the setting.
+
+        Values with a ``format`` are a run directory's, where no ``batch_size`` is Python's None: all of a client's rows.
+        """
         given = {
             key.replace("-", "_") if key != "with" else key: value for key, value in values.items() if key not in BOOKKEEPING
         }
+        if "format" in values:
+            given.setdefault("batch_size", 0)
         try:
             return cls(**given)
         except ValidationError as error:
@@ -77,9 +95,14 @@ class Settings(BaseModel):
         names = {**{f: f for f in TABLE_FLAGS}, "clients": "clients", "partition": "partition", "min_samples": "min_samples"}
         names |= {"test_share": "test_share", "val_share": "val_share", "data_seed": "seed", "data_dir": "data_dir"}
         options = {option: getattr(self, flag) for flag, option in names.items() if getattr(self, flag) is not None}
-        if self.is_table() and self.task is not None:
-            options["task"] = self.task
-        return load(self.data, **{**options, **self.with_})
+        try:
+            if self.is_table() and self.task is not None:
+                options["task"] = self.task
+            return load(self.data, **{**options, **self.with_})
+        except CannotWrite:
+            raise
+        except OSError as error:
+            raise InvalidArgument(f"{_shown(self.data)} cannot be read ({error.strerror}); check the path") from error
 
     def is_table(self) -> bool:
         return Path(self.data).exists() or Path(self.data).suffix in (".csv", ".tsv", ".gz", ".parquet")
@@ -127,9 +150,9 @@ class CompareSettings(Settings):
     set_: dict[str, Any] = Field(
         default_factory=dict, alias="set", description="Settings, for all that have them as lr=0.1, for one as fedclup.lam=0.5."
     )
-    seeds: int = Field(1, ge=1, description="How many seeds; the table then gives mean and deviation.")
+    seeds: Whole = Field(1, ge=1, description="How many seeds; the table then gives mean and deviation.")
     tune: bool = Field(False, description="Choose step size and penalty on validation, from a small grid per method.")
-    grid: dict[str, list[float]] | None = Field(None, description="The grid to tune over, as lr=0.1,0.3.")
+    grid: dict[str, list[Number]] | None = Field(None, description="The grid to tune over, as lr=0.1,0.3.")
 
     def algorithms(self) -> dict[str, Algorithm]:
         """By label. A setting for all goes to the methods that have it; one that none has is refused."""
@@ -150,7 +173,8 @@ class CompareSettings(Settings):
                 raise InvalidArgument(f"settings are given for {label!r}, which is not among the methods {', '.join(kinds)}")
         out: dict[str, Algorithm] = {}
         for label, kind in kinds.items():
-            mine = own.get(label) or next((v for k, v in own.items() if k not in kinds and find(k) is kind), {})
+            alike = [given for name, given in own.items() if name not in kinds and find(name) is kind]
+            mine = join(*alike, own.get(label, {}))
             values = {k: v for k, v in common.items() if k in fields[label]} | {k: v for k, v in mine.items() if k != "method"}
             shown = label if label in own and "method" in own[label] else kind.__name__
             if shown in out:
@@ -159,16 +183,16 @@ class CompareSettings(Settings):
         return out
 
 
-def read(path: Path, kind: type[Settings] | None = None) -> dict[str, Any]:
+def read(path: Path) -> dict[str, Any]:
     """The values of a TOML file; ``Settings.of`` checks them."""
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise InvalidArgument(f"there is no file {path}; give a TOML file with the names of the flags") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"{path} cannot be read as text ({error}); give a TOML file") from None
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidArgument(f"{path} is not TOML: {error}") from None
+    except (ValueError, RecursionError) as error:  # also numbers with thousands of digits, and thousands of brackets
+        raise InvalidArgument(f"{path} is not TOML: {' '.join(str(error).split())}") from None
 
 
 def flags(kind: type[Settings]) -> list[str]:
@@ -180,11 +204,19 @@ def _said(error: ValidationError, kind: type[Settings]) -> str:
     first = error.errors()[0]
     name = ".".join(str(part) for part in first["loc"]) or "the settings"
     if first["type"] == "extra_forbidden":
-        return f"unknown setting {name!r}; {nearest(name, flags(kind), 'the settings are')}"
+        return f"unknown setting {_shown(name)}; {nearest(name, flags(kind), 'the settings are')}"
+    if not name.isprintable():
+        name = _shown(name)
     if first["type"] == "missing":
         return f"{name} is missing; give it"
     what = first["msg"].replace("Input should be", "must be").replace("Value error, ", "")
-    return f"{name} {what}, not {first.get('input')!r}"
+    return f"{name} {what}, not {_shown(first.get('input'))}"
+
+
+def _shown(given: Any) -> str:
+    """A value for a message: in one line, not too long."""
+    quoted = repr(given)
+    return quoted if len(quoted) <= SHOWN else f"{quoted[:SHOWN]}..."
 
 
 def join(*layers: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,11 +234,13 @@ def assignments(pairs: Sequence[str], what: str) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
-        if not equals or not name:
-            raise InvalidArgument(f"{what} must look like NAME=VALUE, not {pair!r}")
-        where, _, last = name.strip().replace("-", "_").rpartition(".")
-        target = out.setdefault(name.strip().rpartition(".")[0], {}) if where else out
-        target[last] = value(text)
+        where, dot, last = name.strip().rpartition(".")
+        if not equals or not last or (dot and not where):
+            raise InvalidArgument(f"{what} must look like NAME=VALUE, not {_shown(pair)}")
+        target, key = (out.setdefault(where, {}), last.replace("-", "_")) if where else (out, last.replace("-", "_"))
+        if not isinstance(target, dict) or (not where and isinstance(out.get(key), dict)):
+            raise InvalidArgument(f"{what} gives {where or key} a value and settings of its own as well; leave one of them out")
+        target[key] = value(text)
     return out
 
 
@@ -214,8 +248,10 @@ def value(text: str) -> Any:
     """A word of the command line as TOML would read it: number, truth value, list, table; otherwise the word itself."""
     plain = text.strip()
     try:
-        return tomllib.loads(f"v = {plain}")["v"]
-    except tomllib.TOMLDecodeError:
+        found = tomllib.loads(f"v = {plain}")
+        if len(found) == 1:
+            return found["v"]
+    except (ValueError, RecursionError):
         pass
     if plain.lower() in ("true", "false"):
         return plain.lower() == "true"

@@ -30,6 +30,7 @@ from fedtailor.algorithms.l2gd import L2GD
 from fedtailor.algorithms.lgfedavg import LGFedAvg
 from fedtailor.algorithms.local import Local
 from fedtailor.algorithms.mtl import MTL
+from fedtailor.algorithms.partialfed import PartialFed
 from fedtailor.algorithms.perfedavg import PerFedAvg
 from fedtailor.algorithms.pfedme import PFedMe
 from fedtailor.algorithms.scaffold import Scaffold
@@ -64,6 +65,7 @@ METHODS: tuple[type[Algorithm], ...] = (
     PerFedAvg,
     KNNPer,
     HypCluster,
+    PartialFed,
     L2GD,
     AL2SGD,
     FedCLUPDynamic,

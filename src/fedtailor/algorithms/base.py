@@ -100,6 +100,7 @@ class Algorithm(ABC):
     roll_call: ClassVar[bool] = False  # True: round 0 visits every client
     needs_everyone: ClassVar[bool] = False  # True: a round is of all clients; partial turnout is refused
     has_theory: ClassVar[bool] = False  # True: steps="theory" is resolved before the run (theory/rates.py)
+    words: ClassVar[Mapping[str, str]] = {}  # the word a field may hold in place of a number (theory/rates.py)
     limits: ClassVar[tuple[Limit, ...]] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -114,9 +115,12 @@ class Algorithm(ABC):
                 continue
             if f.name == "steps" and isinstance(value, str):
                 continue  # judged below
+            if isinstance(value, str) and value == self.words.get(f.name):
+                continue
             whole = "int" in str(f.type) and "float" not in str(f.type)
             if isinstance(value, bool) or not isinstance(value, Integral if whole else Real) or not math.isfinite(value):
                 kind = "a whole number" if whole else "a number"
+                kind += f" or {self.words[f.name]!r}" if f.name in self.words else ""
                 raise InvalidArgument(f"{type(self).__name__}: {f.name} must be {kind}, not {value!r}")
             for rule, bound in f.metadata.items():
                 holds, words = _RULES[rule]
@@ -152,6 +156,8 @@ class Algorithm(ABC):
 
         Outside the rounds (``personalize``) a schedule counts as at its start.
         """
+        if isinstance(self.lr, str):
+            raise InvalidArgument("the theory's step sizes are known only once there are data; use ft.run")
         return self.opt.using(at(self.lr if lr is None else lr, rnd.number if rnd else 0), self.radius)
 
     # -- the six methods --------------------------------------------------------------------------------------------

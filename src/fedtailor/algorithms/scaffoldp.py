@@ -5,7 +5,7 @@ What it does
     c moves by the sum of the changes over *all* n clients. Round 0 is a roll call: every client sends the mean of its stochastic
     gradients at the start as its first c_i; nothing is trained.
 Reference
-    PARTIAL, Algorithm 4.1.
+    PARTIAL, Algorithm 4.1; with ``lr="theory"`` the steps of Theorem 4.5 and Corollary 4.6.
 Differs from the paper
     The roll call takes a round of its own. ``first="zeros"`` leaves it out (c_i = 0), as Scaffold does.
 Limits
@@ -34,6 +34,7 @@ class ScaffoldP(Partial):
     first: str = "gradients"  # or "zeros"
 
     needs_both = False
+    words = {"lr": "theory"}  # all four step sizes
     limits = (Limit({"personal": (), "first": "zeros"}, "Scaffold", compares="shared"),)
 
     def __post_init__(self):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from os import PathLike
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +17,9 @@ from torch import Tensor
 from fedtailor.data import rng
 from fedtailor.data.schema import Schema
 from fedtailor.errors import InvalidArgument, InvalidData
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Pairs = Sequence[tuple[ArrayLike | Tensor, ArrayLike | Tensor]]
 KINDS = ("classification", "regression", "multilabel")
@@ -55,7 +59,7 @@ class Federation:
     that everyone may see. A client's randomness derives from its name, so listing the clients in another order changes
     nothing. ``classes`` names the labels, ``schema`` turns new rows of the table it came from into features, ``notes`` says
     in sentences what was assumed or changed on the way, and ``recipe`` holds the options that make the same federation again
-    (None where it was made from arrays).
+    (None where it was made from arrays). ``facts`` holds one number per client, by the fact's name (see ``with_facts``).
     """
 
     train: Split
@@ -71,6 +75,7 @@ class Federation:
     schema: Schema | None = None
     notes: tuple[str, ...] = ()
     recipe: Mapping[str, Any] | None = None
+    facts: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -119,7 +124,15 @@ class Federation:
             val=None if self.val is None else self.val.take(which),
             names=tuple(self.names[i] for i in which),
             truth=None if self.truth is None else [self.truth[i] for i in which],
+            facts={name: values[which] for name, values in self.facts.items()},
         )
+
+    def with_facts(self, **facts: ArrayLike | Mapping[str, float]) -> Federation:
+        """The same clients, with a number each: in their order, or by their names.
+
+        A method finds the number of its client in ``data["facts"][name]``, a tensor of one element.
+        """
+        return replace(self, facts={**self.facts, **{name: _fact(name, value, self.names) for name, value in facts.items()}})
 
     def to(self, dtype: torch.dtype, device: str = "cpu") -> Federation:
         """Floating features (and regression targets) in ``dtype``."""
@@ -168,6 +181,94 @@ class Federation:
         or 1), a matrix of 0 and 1 is multi-label.
         """
         return _from_arrays(train, test, val, public, names, task, truth, name)
+
+    @staticmethod
+    def from_table(
+        source: pd.DataFrame | str | PathLike[str],
+        *,
+        client: str,
+        label: str,
+        features: Sequence[str] | None = None,
+        drop: Sequence[str] = (),
+        split: str | None = None,
+        task: str | None = None,
+        standardize: str = "pooled",
+        missing: str = "fill",
+        min_samples: int | None = None,
+        test_share: float = 0.25,
+        val_share: float = 0.15,
+        seed: int = 0,
+        name: str | None = None,
+        standardize_label: bool = False,
+    ) -> Federation:
+        """From a DataFrame or a .csv, .tsv (plain or .gz) or .parquet file with a row per example; ``client`` names the column
+        that says whose it is.
+
+        Numbers stay numbers, text becomes one feature per category of the training rows, dates become days; ``notes`` says
+        what was assumed and ``schema`` reads new rows the same way. Every client's rows are split at random, class by class,
+        unless the column ``split`` says train, val or test. ``missing`` is ``fill``, ``drop`` (the rows) or ``refuse``;
+        ``standardize`` is ``pooled``, ``client`` or ``none``; clients with fewer than ``min_samples`` rows are left out.
+        """
+        from fedtailor.data.tables import Options, from_table
+
+        options = Options(
+            features=features,
+            drop=drop,
+            split=split,
+            task=task,
+            standardize=standardize,
+            missing=missing,
+            min_samples=min_samples,
+            test_share=test_share,
+            val_share=val_share,
+            seed=seed,
+            name=name,
+            standardize_label=standardize_label,
+        )
+        return from_table(source, client, label, options)
+
+    @staticmethod
+    def from_folder(
+        path: str | PathLike[str],
+        *,
+        label: str | None = None,
+        features: Sequence[str] | None = None,
+        drop: Sequence[str] = (),
+        split: str | None = None,
+        task: str | None = None,
+        standardize: str = "pooled",
+        missing: str = "fill",
+        min_samples: int | None = None,
+        test_share: float = 0.25,
+        val_share: float = 0.15,
+        seed: int = 0,
+        name: str | None = None,
+        standardize_label: bool = False,
+        image_size: int | tuple[int, int] | None = None,
+    ) -> Federation:
+        """From a folder with an entry per client: a table (``label`` names its column), a sub-folder of tables (named train,
+        val and test to fix the split), a .npz file with x and y (or x_train, y_train, x_test, y_test), or a sub-folder with a
+        folder of images per class (resized to ``image_size``). Tables are read as by ``from_table``; arrays and images are used
+        as they are.
+        """
+        from fedtailor.data.tables import Options, from_folder
+
+        options = Options(
+            features=features,
+            drop=drop,
+            split=split,
+            task=task,
+            standardize=standardize,
+            missing=missing,
+            min_samples=min_samples,
+            test_share=test_share,
+            val_share=val_share,
+            seed=seed,
+            name=name,
+            standardize_label=standardize_label,
+            image_size=image_size,
+        )
+        return from_folder(path, label, options)
 
     @staticmethod
     def load(name: str, **options: Any) -> Federation:
@@ -223,6 +324,27 @@ def _from_arrays(
         truth=None if truth is None else [_truth(t, kind, labels) for t in truth],
         name=name,
     )
+
+
+def _fact(name: str, value: Any, clients: Sequence[str]) -> NDArray[np.float64]:
+    """One finite number per client, in the clients' order."""
+    if isinstance(value, Mapping):
+        known = set(clients)
+        for client in (*value, *clients):
+            if client not in known or client not in value:
+                wrong = "is no client of this federation" if client not in known else "is missing"
+                raise InvalidData(f"{name}: {client!r} {wrong}; give one number for each of its {len(clients)} clients")
+        value = [value[client] for client in clients]
+    try:
+        numbers = np.array(value.tolist() if isinstance(value, Tensor) else value, np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidData(f"{name} does not hold numbers; give one number per client") from error
+    if numbers.shape != (len(clients),):
+        raise InvalidData(f"{name} has shape {numbers.shape} but there are {len(clients)} clients; give one number per client")
+    if not np.isfinite(numbers).all():
+        client = clients[int(np.flatnonzero(~np.isfinite(numbers))[0])]
+        raise InvalidData(f"{name} of client {client} is not finite (NaN or infinity); give a number")
+    return numbers
 
 
 def _public(value: Any, x: Tensor) -> Tensor:

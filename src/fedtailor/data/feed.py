@@ -54,6 +54,8 @@ class Feed:
         if self.federation.val is not None:
             vx, vy = self.federation.val.client(client)
             more["val"] = {"x": vx, "y": vy, "mask": vx.new_ones(len(vy))}
+        if self.federation.facts:
+            more["facts"] = self._facts(np.array([client]))
         return self._batches(x, y, client, round, phase, more)
 
     def _batches(self, x: Tensor, y: Tensor, client: int, round: int, phase: str, more: Any = None) -> Batches:
@@ -72,7 +74,15 @@ class Feed:
         if self.federation.val is not None:
             x, y, mask = self.whole(self.federation.val, clients)
             data["val"] = {"x": x.movedim(0, 1), "y": y.movedim(0, 1), "mask": mask.to(x).movedim(0, 1)}  # clients second
+        if self.federation.facts:
+            data["facts"] = {name: values.unsqueeze(0) for name, values in self._facts(clients).items()}  # clients second
         return data
+
+    def _facts(self, clients: NDArray[np.int64]) -> dict[str, Tensor]:
+        """The clients' numbers by name, as precise as the features."""
+        x = self.federation.train.x
+        dtype = x.dtype if x.is_floating_point() else torch.float32
+        return {name: torch.as_tensor(values[clients], dtype=dtype) for name, values in self.federation.facts.items()}
 
     def _padded(self, clients: NDArray[np.int64], round: int, phase: str) -> dict[str, Tensor]:
         index, keys = self._index(clients, round, phase)

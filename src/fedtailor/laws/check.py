@@ -176,10 +176,9 @@ def _plain(data: Any) -> dict[str, Any]:
 
 
 def _pad(data: dict[str, Any], steps: int, rows: int) -> dict[str, Any]:
-    phases = {name: value for name, value in data.items() if isinstance(value, dict) and name != "val"}
-    out: dict[str, Any] = {name: _pad(value, steps, rows) for name, value in phases.items()}
-    if "val" in data:
-        out["val"] = data["val"]
+    whole = ("val", "facts")  # not cut into steps
+    branches = {name: value for name, value in data.items() if isinstance(value, dict)}
+    out: dict[str, Any] = {name: value if name in whole else _pad(value, steps, rows) for name, value in branches.items()}
     for name in ("x", "y", "mask", "key"):
         if name not in data:
             continue

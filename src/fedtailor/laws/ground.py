@@ -17,12 +17,13 @@ from fedtailor.engine.base import Engine, Plan
 from fedtailor.engine.run import build_task, cohort_of, make_plan, play, round_of
 from fedtailor.runs.store import Store
 from fedtailor.task import Task
+from fedtailor.theory.rates import resolve
 
 SEED, ROUNDS, BATCH = 3, 3, 5
 
 
 def federation() -> Federation:
-    """Six clients of uneven size (one smaller than a batch, one with a last batch of one row), three classes."""
+    """Six clients of uneven size (one smaller than a batch, one with a last batch of one row), three classes, a ``lam`` each."""
     draw = np.random.default_rng(11)
     sizes = (11, 4, 12, 6, 9, 12)
 
@@ -32,7 +33,9 @@ def federation() -> Federation:
 
     splits = {what: [rows(n if what == "train" else 5, i) for i, n in enumerate(sizes)] for what in ("train", "test", "val")}
     names = [f"site {i}" for i in range(len(sizes))]
-    return Federation.from_arrays(**splits, public=draw.normal(size=(8, 4)), names=names, task="classification", name="laws")
+    public = draw.normal(size=(8, 4))
+    made = Federation.from_arrays(**splits, public=public, names=names, task="classification", name="laws")
+    return made.with_facts(lam=0.2 + 0.3 * np.arange(len(sizes)))
 
 
 def network() -> nn.Module:
@@ -53,6 +56,7 @@ class Ground:
     def make(name: str, algorithm: Algorithm, model: str | nn.Module | Task, data: Federation) -> Ground:
         data = data.to(torch.float64)
         task = build_task(model, data, SEED, torch.float64, bias=True)
+        algorithm, _ = resolve(algorithm, task, data, rounds=ROUNDS, batch_size=BATCH)
         return Ground(name, make_plan(algorithm, task, data, BATCH, SEED, "size"))
 
     def using(self, algorithm: Algorithm) -> Ground:

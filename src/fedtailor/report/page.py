@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from fedtailor.version import __version__
 from fedtailor.algorithms.settings import written
 from fedtailor.report import figures
 from fedtailor.report.evidence import Evidence, Results, number
@@ -18,6 +17,7 @@ from fedtailor.report.figures import Curve
 from fedtailor.report.words import datasets, measure, p_words, plain, story
 from fedtailor.runs import files
 from fedtailor.runs.record import Record
+from fedtailor.version import __version__
 
 NAMED = 7  # curves drawn in colour where there are more than MOST methods
 MOST = len(figures.COLOURS)

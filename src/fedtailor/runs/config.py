@@ -75,6 +75,8 @@ def fingerprint(federation: Federation) -> str:
                 found.update(_bytes(rows))
     if federation.public is not None:
         found.update(_bytes(federation.public))
+    for name, values in sorted(federation.facts.items()):
+        found.update(name.encode() + np.ascontiguousarray(values).tobytes())
     return found.hexdigest()
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import tomli_w
 
-from fedtailor.version import __version__
 from fedtailor.errors import BadRun, InvalidArgument
 from fedtailor.runs import files, record
 from fedtailor.runs.layout import CONFIG, FORMAT, RUNS, SUMMARY, TUNING, check_version, lock, read_json
 from fedtailor.runs.record import Record
+from fedtailor.version import __version__
 
 
 class Folder:

@@ -17,7 +17,6 @@ import numpy as np
 import tomli_w
 from numpy.typing import NDArray
 
-from fedtailor.version import __version__
 from fedtailor.errors import BadRun, InvalidArgument
 from fedtailor.runs import checkpoint, files
 from fedtailor.runs.checkpoint import Checkpoint
@@ -35,6 +34,7 @@ from fedtailor.runs.layout import (
     read_json,
 )
 from fedtailor.runs.record import per_client
+from fedtailor.version import __version__
 
 EVERY_CLIENT = 10_000  # with more clients than this, only the last evaluation is written client by client
 PAUSE = 2.0  # seconds between checkpoints, at least

@@ -8,9 +8,9 @@ import tomllib
 from pathlib import Path
 from typing import IO, Any
 
-from fedtailor.version import __version__
 from fedtailor.errors import BadRun
 from fedtailor.runs import files
+from fedtailor.version import __version__
 
 FORMAT = 1  # of the run directory; a newer one is refused
 
