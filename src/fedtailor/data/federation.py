@@ -174,13 +174,16 @@ class Federation:
         task: str | None = None,
         truth: Sequence[Any] | None = None,
         name: str = "arrays",
+        classes: Sequence[str] = (),
+        tokens: bool = False,
     ) -> Federation:
         """From one (x, y) pair per client and split, NumPy or torch.
 
         The task is guessed from y unless given: whole numbers are classes 0..C-1, floats are regression (unless all are 0
-        or 1), a matrix of 0 and 1 is multi-label.
+        or 1), a matrix of 0 and 1 is multi-label. ``classes`` names them, also
+        those of which nobody here has a row. Whole numbers in x become floats unless they are ``tokens``.
         """
-        return _from_arrays(train, test, val, public, names, task, truth, name)
+        return _from_arrays(train, test, val, public, names, task, truth, name, classes, tokens)
 
     @staticmethod
     def from_table(
@@ -287,6 +290,8 @@ def _from_arrays(
     task: str | None,
     truth: Sequence[Any] | None,
     name: str,
+    classes: Sequence[str],
+    tokens: bool,
 ) -> Federation:
     if task is not None and task not in KINDS:
         raise InvalidArgument(f"unknown task {task!r}; use one of {', '.join(KINDS)}")
@@ -303,15 +308,19 @@ def _from_arrays(
     for what, part in (("names", names), ("test", test), ("val", val), ("truth", truth)):
         if part is not None and len(part) != len(train):
             raise InvalidData(f"{what} has {len(part)} entries but train has {len(train)} clients; give one for each")
-    splits = {"train": _join("train", train, names), "test": _join("test", test, names)}
+    splits = {"train": _join("train", train, names, tokens), "test": _join("test", test, names, tokens)}
     if val is not None:
-        splits["val"] = _join("val", val, names)
+        splits["val"] = _join("val", val, names, tokens)
     for what, split in splits.items():
         _check_alike(what, split, splits["train"])
     kind = task or _guess([split.y for split in splits.values()])
     splits = {what: Split(s.x, _targets(what, s, kind, names), s.offsets) for what, s in splits.items()}
     labels = _labels(kind, splits)
-    if kind == "classification":
+    if kind == "classification" and classes:
+        if labels > max(2, len(classes)):
+            raise InvalidData(f"the labels go up to {labels - 1} but there are {len(classes)} classes; name them all")
+        labels = max(2, len(classes))
+    elif kind == "classification":
         _warn_of_gaps(labels, splits)
     return Federation(
         train=splits["train"],
@@ -323,6 +332,7 @@ def _from_arrays(
         labels=labels,
         truth=None if truth is None else [_truth(t, kind, labels) for t in truth],
         name=name,
+        classes=tuple(classes),
     )
 
 
@@ -387,7 +397,7 @@ def _tensor(what: str, value: Any) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
-def _join(split: str, pairs: Pairs, names: Sequence[str]) -> Split:
+def _join(split: str, pairs: Pairs, names: Sequence[str], tokens: bool) -> Split:
     xs: list[Tensor] = []
     ys: list[Tensor] = []
     sizes: list[int] = []
@@ -430,7 +440,7 @@ def _join(split: str, pairs: Pairs, names: Sequence[str]) -> Split:
                 f"{split} {what} of client {client} has a value that is not finite (NaN or infinity); fill or drop it"
             )
     if not joined.is_floating_point():
-        joined = joined.to(torch.float32)
+        joined = joined.to(torch.int64 if tokens else torch.float32)
     return Split(joined, targets, offsets)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -61,16 +60,13 @@ def dealt(
         key = i if name == str(i) else rng.purpose(name)
         for part, its in zip(parts, deal.split(pool.y[mine], shares, rng.generator(seed, "split", key)), strict=True):
             part.append((x[mine[its]], pool.y[mine[its]]))
-    with warnings.catch_warnings():
-        if pool.classes:  # some clients of a set may well lack a class that the set has
-            warnings.filterwarnings("ignore", message=".* classes are assumed")
-        fed = Federation.from_arrays(*parts, names=list(rows), name=f"{pool.name}/{partition}", task="classification")
+    name = f"{pool.name}/{partition}"
+    fed = Federation.from_arrays(*parts, names=list(rows), name=name, task="classification", classes=pool.classes)
     if pool.x.dtype == np.uint8:
         for split in (fed.train, fed.test, fed.val):
             if split is not None:
                 split.x.div_(255)  # in place: nobody else has seen these rows yet
-    labels = max(fed.labels, len(pool.classes))
-    return replace(fed, labels=labels, classes=tuple(pool.classes), notes=(*pool.notes, *notes))
+    return replace(fed, notes=(*pool.notes, *notes))
 
 
 def parts_of(test_share: float, val_share: float) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtailor.data import files, images, natural, rng, synthetic
+from fedtailor.data import files, images, natural, rng, synthetic, text
 from fedtailor.data.federation import Federation
 from fedtailor.data.partition import keep, whole
 from fedtailor.data.partition import split as split_rows
@@ -147,6 +147,7 @@ def _registry() -> dict[str, Source]:
         **{_name(read): source(read, dealt) for read in owned},
         **{_name(read): source(read, dealt, partition="domain") for read in shifted},
         **{_name(read): source(read, natural.owned) for read in (*tables, *sites)},
+        "shakespeare": text.shakespeare,
         **{_name(make): make for make in made},
     }
 
@@ -174,10 +175,6 @@ def load(name: str, **options: Any) -> Federation:
         return _found("leaf", path, options) if files.is_leaf(path) else _folder(path, options)
     if path.is_file():
         raise InvalidArgument(f"cannot tell what {name} is; give a table ({', '.join(TABLES)}) or a directory")
-    if name == "shakespeare":
-        raise InvalidArgument(
-            "shakespeare is text and a federation holds numbers; fedtailor.data.files.shakespeare() gives what every role says"
-        )
     if len(path.parts) > 1:
         raise InvalidArgument(f"there is no file or directory {path.absolute()}; check the path")
     near = difflib.get_close_matches(name, SOURCES, 1)

@@ -31,7 +31,9 @@ def federation() -> Federation:
         x = draw.normal(size=(count, 4)) + 0.3 * client
         return x, (x @ draw.normal(size=(4, 3)) + 0.5 * draw.normal(size=(count, 3))).argmax(1)
 
-    splits = {what: [rows(n if what == "train" else 5, i) for i, n in enumerate(sizes)] for what in ("train", "test", "val")}
+    splits: dict[str, Any] = {
+        what: [rows(n if what == "train" else 5, i) for i, n in enumerate(sizes)] for what in ("train", "test", "val")
+    }
     names = [f"site {i}" for i in range(len(sizes))]
     public = draw.normal(size=(8, 4))
     made = Federation.from_arrays(**splits, public=public, names=names, task="classification", name="laws")
