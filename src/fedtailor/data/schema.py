@@ -115,6 +115,10 @@ class Schema:
             write_block(self.columns, [values[block] for values in prepared], out[block], moments)
         return out
 
+    def restore(self, values: Floats) -> Floats:
+        """Predicted targets in the units of the label column."""
+        return values * self.label_scale + self.label_mean
+
     def to_json(self) -> dict[str, Any]:
         """Plain lists, dicts, strings and numbers; ``from_json`` gives back an equal schema."""
         return _plain(asdict(self))
@@ -158,9 +162,7 @@ def write_block(
         width = len(column.names())
         column.write(prepared, out[:, at : at + width], mean, scale)
         at += width
-    with np.errstate(invalid="ignore"):
-        total = out.sum(dtype=np.float64)  # of finite 32-bit numbers it is finite
-    if not np.isfinite(total):
+    if not np.isfinite(out).all():
         names = [column.name for column in columns for _ in column.names()]
         name = shown(names[int(np.flatnonzero(~np.isfinite(out).all(0))[0])])
         raise InvalidData(f"column {name} holds numbers too large or too far apart for 32-bit features; rescale it or --drop it")
@@ -277,15 +279,16 @@ def _read(name: str, values: pd.Series[Any], kind: str | None, where: Where) -> 
         return Raw("date", _days(values))
     if types.is_timedelta64_dtype(dtype):
         return Raw("numeric", values.to_numpy() / _DAY)
-    return _read_objects(name, values, where)
+    return _read_objects(name, values, kind, where)
 
 
-def _read_objects(name: str, values: pd.Series[Any], where: Where) -> Raw:
+def _read_objects(name: str, values: pd.Series[Any], kind: str | None, where: Where) -> Raw:
     """A column of text or of Python objects."""
     import pandas as pd
     from pandas.api import types
 
-    found = types.infer_dtype(values, skipna=True)
+    # a category is known by its cells' own texts, whatever else some rows look like together
+    found = types.infer_dtype(values, skipna=True) if kind != "category" or values.dtype != object else "mixed"
     if found == "string":
         codes, distinct = pd.factorize(values)
         return _coded(codes, [text(value) for value in distinct])
@@ -302,9 +305,9 @@ def _read_objects(name: str, values: pd.Series[Any], where: Where) -> Raw:
     for row in np.flatnonzero(~missing):
         value = values.iloc[row]
         if not types.is_scalar(value) or isinstance(value, (bytes, complex)):
-            kind = type(value).__name__
+            what = type(value).__name__
             raise InvalidData(
-                f"column {shown(name)} holds a {kind} in {where(int(row))}; give one number or word per cell, or --drop it"
+                f"column {shown(name)} holds a {what} in {where(int(row))}; give one number or word per cell, or --drop it"
             )
         texts[row] = text(value)
     codes, words = pd.factorize(texts)
