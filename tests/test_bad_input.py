@@ -636,3 +636,8 @@ def test_an_accident_in_a_worker_says_where_it_happened():
 
 def stumble(context, shared, client):
     return shared["w"] * (1 / (client - 1))
+
+
+def test_a_lam_that_starts_above_its_ceiling_is_refused():
+    with pytest.raises(ft.errors.InvalidArgument, match="ceiling = 10 is below lam = 20"):
+        ft.FedCLUPDynamic(lam=20.0)

@@ -301,7 +301,9 @@ def test_marks_come_from_the_tests(monkeypatch):
     assert found.oracles["ScaffoldP"] == {"scaffoldp"}
     assert found.oracles["KNNPer"] == {"knn"}
     assert found.oracles["FedDF"] == {"feddf"}
-    assert "FedBN" not in found.oracles
+    assert found.oracles["FedBN"] == {"fedbn"}
+    assert found.oracles["PartialFed"] == {"partialfed"}
+    assert found.oracles["FedCLUPDynamic"] == {"fedclup_dynamic"}
     assert {"FedCLUP", "PFedMe", "FedProxPersonal", "Ditto", "Local", "Scaffold", "FedDyn"} <= found.reaching
     assert "FedAvg" not in found.reaching  # the test says that it does not reach the optimum
     assert beaten("L2GD", "test_al2sgd_reaches_the_optimum_in_fewer_rounds_than_l2gd")

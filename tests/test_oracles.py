@@ -62,12 +62,12 @@ def trajectory(engine, plan, rounds, size):
 
 
 def test_every_method_has_an_oracle():
+    from tests.test_oracles_last import CASES as LAST
     from tests.test_oracles_more import CASES as MORE
     from tests.test_oracles_more import PLAIN_MEAN
 
     apart = {"ScaffoldP", "HypCluster", "KNNPer", "FedDF", "L2GD", "AL2SGD"}  # tests of their own in test_oracles_more.py
-    by_limit = {"FedBN", "FedCLUPDynamic"}  # FedSim on the group of norms; FedCLUP until it stalls, and then tested by itself
-    covered = {name.split()[0] for name in (*CASES, *MORE, *PLAIN_MEAN)} | apart | by_limit
+    covered = {name.split()[0] for name in (*CASES, *MORE, *PLAIN_MEAN, *LAST)} | apart
     assert covered == {method.__name__ for method in METHODS}
 
 

@@ -4,8 +4,8 @@ What it does
     K simultaneous SGD steps on (u_i, v_i) with steps ``lr`` and ``personal_lr``; then
     v_i <- (1 - personal_server_lr) v_i + personal_server_lr v_{i,K}, and u moves by ``server_lr`` times the mean change.
 Reference
-    PARTIAL, Algorithm 3.1 (its listing is missing from the text; the rules are those of section 3.2.1 and of Algorithm 4.1);
-    with ``lr="theory"`` the steps of Theorem 3.7, Corollary 3.8 and Theorem 3.11.
+    PARTIAL, Algorithm 3.1 (its listing is missing from the text; the rules are those of section 3.2.1 and of Algorithm 4.1).
+    With ``lr="theory"`` the steps of Theorem 3.7, Corollary 3.8 and Theorem 3.11.
 Differs from the paper
     Weights may be by size (the paper's mean is plain).
 Limits

@@ -6,8 +6,8 @@ What it does
     their mean. With ``lam="client"`` every client has a lam_i of its own (``federation.with_facts(lam=...)``): it pulls and
     sends with lam_i, and g comes to rest at the mean of the w_i weighted by p_i lam_i.
 Reference
-    CLUP, Algorithms 1 (full batch) and 2 (``same_batch=True``: one batch per round); Corollary 2 with ``steps="theory"``;
-    Problem (19) with ``lam="client"``.
+    CLUP, Algorithms 1 (full batch) and 2 (``same_batch=True``: one batch per round).
+    With ``steps="theory"`` the steps of Corollary 2; with ``lam="client"`` Problem (19).
 Differs from the paper
     Client weights and partial turnout are allowed. ``server_lr`` is 1/lam if not given (the server averages), the paper's
     choice where L is unknown. With mini-batches every step has its own batch unless ``same_batch``. The paper states Problem

@@ -1,9 +1,10 @@
 """FedCLUP with a lam that grows: start almost local, share more when the clients stop improving.
 
 What it does
-    Rounds as FedCLUP with server_lr = 1/lam. Clients also send the risk of their personal model on their validation rows; when
-    its mean has not fallen by ``tolerance`` (relative) for ``patience`` rounds, the server multiplies lam by ``factor``, up to
-    ``ceiling``.
+    Rounds as FedCLUP with server_lr = 1/lam. Clients also send the risk, after their local steps, of their personal model on
+    their validation rows; when its weighted mean over the cohort has not fallen by ``tolerance`` (relative) for ``patience``
+    rounds, the server multiplies lam by ``factor``, up to ``ceiling``. A rise begins the count again, and the mark to fall
+    below is then the risk of that round.
 Reference
     CLUP, Figure 3 (right) and the text around it; the paper gives no thresholds.
 Differs from the paper
@@ -35,6 +36,11 @@ class FedCLUPDynamic(Algorithm):
     tolerance: float = param(1e-3, ge=0)
 
     limits = (Limit({"patience": 10**6}, "FedCLUP", exact=False, also={"server_lr": None}),)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.ceiling < self.lam:
+            raise InvalidArgument(f"FedCLUPDynamic: ceiling = {self.ceiling:g} is below lam = {self.lam:g}, where it starts; raise it")
 
     def init_server(self, task):
         model = task.init()
