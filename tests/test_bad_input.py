@@ -639,5 +639,5 @@ def stumble(context, shared, client):
 
 
 def test_a_lam_that_starts_above_its_ceiling_is_refused():
-    with pytest.raises(ft.errors.InvalidArgument, match="ceiling = 10 is below lam = 20"):
+    with pytest.raises(ft.errors.InvalidArgument, match="ceiling = 10 is below the first lam = 20"):
         ft.FedCLUPDynamic(lam=20.0)

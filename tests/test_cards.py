@@ -18,6 +18,7 @@ from fedtailor.advisor import card, cards
 from fedtailor.advisor.card import example
 from fedtailor.advisor.table import beaten, in_words, reference, search
 from fedtailor.algorithms import METHODS
+from fedtailor.cli import laws
 from fedtailor.errors import InvalidArgument
 from fedtailor.laws.ground import federation, network
 from fedtailor.metrics.cost import wire_bytes
@@ -251,7 +252,7 @@ class Grows(Nothing):
 
 
 def test_where_no_descent_was_seen_no_number_is_given(mine):
-    found = card(cli.load(f"{mine}:Nothing")())
+    found = card(laws.load(f"{mine}:Nothing")())
     assert found.trained_parameters is None
     assert found.cells()["trained"] == "not seen"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import tomli_w
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from fedtailor.errors import CannotWrite, InvalidArgument, nearest
 
@@ -21,17 +21,7 @@ TABLE_FLAGS = ("client", "label", "features", "drop", "split", "standardize", "m
 DEFAULT_METHODS = ("local", "fedavg", "fedavgft", "fedprox", "fedprox-personal", "fedclup", "pfedme", "ditto")
 SHOWN = 60  # letters of a wrong value that a message repeats
 LARGEST = 2**63 - 1  # of a seed, and of a whole number in TOML
-
-
-def _no_truth_value(given: Any) -> Any:
-    """``rounds = true`` is a slip, not one round."""
-    if isinstance(given, bool):
-        raise ValueError("must be a number")
-    return given
-
-
-Whole = Annotated[int, BeforeValidator(_no_truth_value)]
-Number = Annotated[float, BeforeValidator(_no_truth_value)]
+SWITCHES = ("bias", "tune")  # the settings that are true or false
 
 
 class Settings(BaseModel):
@@ -49,29 +39,37 @@ class Settings(BaseModel):
         None, description="Scale features by everyone's training rows, by the client's own, or not."
     )
     missing: Literal["fill", "drop", "refuse"] | None = Field(None, description="What to do with missing values.")
-    clients: Whole | None = Field(None, ge=1, description="How many clients a pooled data set is dealt to.")
+    clients: int | None = Field(None, ge=1, description="How many clients a pooled data set is dealt to.")
     partition: str | None = Field(None, description="How: iid, dirichlet:0.3, classes:2, quantity:0.5, natural, domain.")
-    min_samples: Whole | None = Field(None, ge=1, description="Leave out clients with fewer rows.")
-    test_share: Number | None = Field(None, gt=0, lt=1, description="Share of a client's rows to test on.")
-    val_share: Number | None = Field(None, ge=0, lt=1, description="Share of a client's rows to choose settings on.")
-    data_seed: Whole | None = Field(None, ge=0, le=LARGEST, description="Seed of the partition and the splits.")
+    min_samples: int | None = Field(None, ge=1, description="Leave out clients with fewer rows.")
+    test_share: float | None = Field(None, gt=0, lt=1, description="Share of a client's rows to test on.")
+    val_share: float | None = Field(None, ge=0, lt=1, description="Share of a client's rows to choose settings on.")
+    data_seed: int | None = Field(None, ge=0, le=LARGEST, description="Seed of the partition and the splits.")
     data_dir: str | None = Field(None, description="Where data sets lie (default: $FEDTAILOR_DATA).")
     with_: dict[str, Any] = Field(default_factory=dict, alias="with", description="Other options of the data set, as n=100.")
     model: str = Field("linear", description="A network by name (see: fedtailor list models).")
-    rounds: Whole = Field(100, ge=1, le=LARGEST, description="Rounds of training.")
-    batch_size: Whole = Field(32, ge=0, le=LARGEST, description="Rows per step; 0 is all of a client's rows.")
-    cohort: Number = Field(1.0, gt=0, allow_inf_nan=False, description="Clients per round: a share up to 1, or a number.")
-    seed: Whole = Field(0, ge=0, le=LARGEST, description="Seed of training.")
+    rounds: int = Field(100, ge=1, le=LARGEST, description="Rounds of training.")
+    batch_size: int = Field(32, ge=0, le=LARGEST, description="Rows per step; 0 is all of a client's rows.")
+    cohort: float = Field(1.0, gt=0, allow_inf_nan=False, description="Clients per round: a share up to 1, or a number.")
+    seed: int = Field(0, ge=0, le=LARGEST, description="Seed of training.")
     engine: Literal["auto", "loop", "vectorized"] = Field("auto", description="How clients are simulated.")
-    workers: Whole | None = Field(None, ge=1, description="Processes of the loop engine (default: the cores).")
+    workers: int | None = Field(None, ge=1, description="Processes of the loop engine (default: the cores).")
     dtype: Literal["float32", "float64"] = Field("float32", description="Precision.")
     task: Literal["classification", "regression", "multilabel"] | None = Field(None, description="Guessed from the labels.")
     bias: bool = Field(True, description="A constant term in the linear model.")
     weights: Literal["uniform", "size"] = Field("uniform", description="Weights of the clients in the mean.")
-    evaluate_every: Whole | None = Field(None, ge=0, description="Rounds between evaluations (0: at the end only).")
-    new_clients: Number = Field(0.0, ge=0, lt=1, description="Share of clients held out, to meet the final model.")
-    checkpoint_every: Whole | None = Field(None, ge=1, description="Rounds between checkpoints (default: by the clock).")
+    evaluate_every: int | None = Field(None, ge=0, description="Rounds between evaluations (0: at the end only).")
+    new_clients: float = Field(0.0, ge=0, lt=1, description="Share of clients held out, to meet the final model.")
+    checkpoint_every: int | None = Field(None, ge=1, description="Rounds between checkpoints (default: by the clock).")
     device: Literal["cpu"] = Field("cpu", description="Where to compute.")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_value(cls, given: Any, info: ValidationInfo) -> Any:
+        """``rounds = true`` is a slip, not one round."""
+        if isinstance(given, bool) and info.field_name not in SWITCHES:
+            raise ValueError("must have a value of another kind")
+        return given
 
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str = "") -> Self:
@@ -150,9 +148,9 @@ class CompareSettings(Settings):
     set_: dict[str, Any] = Field(
         default_factory=dict, alias="set", description="Settings, for all that have them as lr=0.1, for one as fedclup.lam=0.5."
     )
-    seeds: Whole = Field(1, ge=1, description="How many seeds; the table then gives mean and deviation.")
+    seeds: int = Field(1, ge=1, description="How many seeds; the table then gives mean and deviation.")
     tune: bool = Field(False, description="Choose step size and penalty on validation, from a small grid per method.")
-    grid: dict[str, list[Number]] | None = Field(None, description="The grid to tune over, as lr=0.1,0.3.")
+    grid: dict[str, list[float]] | None = Field(None, description="The grid to tune over, as lr=0.1,0.3.")
 
     def algorithms(self) -> dict[str, Algorithm]:
         """By label. A setting for all goes to the methods that have it; one that none has is refused."""

@@ -40,7 +40,7 @@ class FedCLUPDynamic(Algorithm):
     def __post_init__(self):
         super().__post_init__()
         if self.ceiling < self.lam:
-            raise InvalidArgument(f"FedCLUPDynamic: ceiling = {self.ceiling:g} is below lam = {self.lam:g}, where it starts; raise it")
+            raise InvalidArgument(f"FedCLUPDynamic: ceiling = {self.ceiling:g} is below the first lam = {self.lam:g}; raise it")
 
     def init_server(self, task):
         model = task.init()

@@ -18,9 +18,20 @@ def check(
     """Try the ten laws on a method of your own, with its default settings."""
     from fedtailor.laws import check_algorithm
 
-    kept = check_algorithm(load(where)())
+    kept = check_algorithm(made(where))
     rows = [{"law": verdict.number, "title": verdict.law, "model": verdict.model} for verdict in kept]
     show(rows, rows, as_json)
+
+
+def made(where: str) -> Any:
+    """The method with its default settings."""
+    kind = load(where)
+    try:
+        return kind()
+    except TypeError as error:
+        raise InvalidArgument(
+            f"{where} cannot be made with its default settings ({error}); give every setting a default"
+        ) from error
 
 
 def load(where: str) -> Any:
@@ -35,7 +46,10 @@ def load(where: str) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[spec.name] = module_from_spec(spec)  # a dataclass looks its module up by name
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # the file is the user's: anything can happen in it
+        raise InvalidArgument(f"{path} cannot be imported ({type(error).__name__}: {error}); run it with python first") from error
     if not isinstance(getattr(module, name, None), type):
         raise InvalidArgument(f"{path} has no class {name!r}")
     return getattr(module, name)

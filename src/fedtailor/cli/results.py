@@ -56,7 +56,7 @@ def predict(
     table = read_table(rows)
     filled = predicted(saved, table, client)
     if as_json:
-        typer.echo(filled.to_json(orient="records", indent=2))
+        typer.echo(filled.to_json(orient="records", indent=2, double_precision=15))
     elif to is None:
         filled.to_csv(sys.stdout, index=False)
     else:

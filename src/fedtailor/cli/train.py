@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,7 +33,7 @@ def register(app: typer.Typer) -> None:
     app.command("compare", context_settings=loose)(_command(CompareSettings, compare, "DATA", compare.__doc__))
 
 
-def run(settings: RunSettings, out: Path | None, as_json: bool, resuming: bool = False) -> None:
+def run(settings: RunSettings, out: Path | None, as_json: bool, save: Path | None = None, resuming: bool = False) -> None:
     """Train one method and measure it.
 
     DATA is a name (digits), a table (patients.csv, with --client and --label) or a folder. The method's settings are flags as
@@ -39,6 +41,7 @@ def run(settings: RunSettings, out: Path | None, as_json: bool, resuming: bool =
     """
     algorithm, federation = settings.algorithm(), settings.federation()
     tell_about(federation)
+    keep(settings, save)
     from fedtailor.engine.run import run as train
     from fedtailor.report.page import write
 
@@ -53,13 +56,16 @@ def run(settings: RunSettings, out: Path | None, as_json: bool, resuming: bool =
     typer.echo(f"The run is in {folder}, the report in {page}.")
 
 
-def compare(settings: CompareSettings, out: Path | None, as_json: bool, resuming: bool = False) -> None:
+def compare(settings: CompareSettings, out: Path | None, as_json: bool, save: Path | None = None, resuming: bool = False) -> None:
     """Compare methods on the same splits and seeds, and write a report: who gains by learning together?
 
     DATA is a name (digits), a table (patients.csv, with --client and --label) or a folder.
     """
     algorithms, federation = settings.algorithms(), settings.federation()
     tell_about(federation)
+    if settings.grid and not settings.tune:
+        say("the grid is not used; add --tune to choose from it")
+    keep(settings, save)
     from fedtailor.engine.compare import compare as train
     from fedtailor.engine.compare import total
     from fedtailor.report.page import headline, write
@@ -96,18 +102,20 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Go on with a run or a comparison that was stopped; it ends as if it never had been."""
-    from fedtailor.runs.layout import check_version
+    from fedtailor.runs.folder import readable
+    from fedtailor.runs.layout import SUMMARY, check_version
 
     asked = check_version(where)
     if "data" not in asked or "model" not in asked:
         raise InvalidArgument(f"{where} was begun in Python, with objects; go on there, with ft.run(..., out=..., resume=True)")
     if workers is not None:
         asked["workers"] = workers
-    asked.setdefault("batch_size", 0)  # None, in Python, is the full batch
-    if asked.get("command") == "compare":
-        compare(CompareSettings.of(asked, f"{where}: "), where, as_json, resuming=True)
-    else:
-        run(RunSettings.of(asked, f"{where}: "), where, as_json, resuming=True)
+    # what is finished is read back, so that whatever fails is a file that does not fit the others
+    with readable(where) if any(where.rglob(SUMMARY)) else nullcontext():
+        if asked.get("command") == "compare":
+            compare(CompareSettings.of(asked, f"{where}: "), where, as_json, resuming=True)
+        else:
+            run(RunSettings.of(asked, f"{where}: "), where, as_json, resuming=True)
 
 
 def fresh(data: str, what: str) -> Path:
@@ -115,6 +123,14 @@ def fresh(data: str, what: str) -> Path:
     stem = Path(data).name.split(".")[0] or "run"
     base = Path("runs") / f"{stem}-{what}"
     return next(p for p in (base, *(base.with_name(f"{base.name}-{n}") for n in range(2, 10_000))) if not p.exists())
+
+
+def keep(settings: Settings, path: Path | None) -> None:
+    """Write the settings to a file, if one is given."""
+    from fedtailor.runs import files
+
+    if path is not None:
+        files.write(path, settings.toml())
 
 
 def tell_about(federation: Any) -> None:
@@ -134,7 +150,10 @@ class resumable:  # noqa: N801 (used like a function)
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if kind is KeyboardInterrupt:
-            say(f"stopped; go on with: fedtailor resume {self.folder}")
+            from fedtailor.runs.layout import CONFIG
+
+            begun = (self.folder / CONFIG).exists()
+            say(f"stopped; go on with: fedtailor resume {self.folder}" if begun else "stopped before the first round")
             raise typer.Exit(130) from None
 
 
@@ -162,11 +181,7 @@ def _command(kind: type[Settings], action: Callable[..., None], metavar: str, ab
         if "data" not in values:
             raise InvalidArgument("no data given; name a data set (see: fedtailor data list), a table or a folder")
         settings = kind.of(values)
-        if save:
-            from fedtailor.runs import files
-
-            files.write(save, settings.toml())
-        action(settings, out, as_json)
+        action(settings, out, as_json, save)
 
     parameters = [inspect.Parameter("what", inspect.Parameter.KEYWORD_ONLY, annotation=_argument(metavar), default=None)]
     for name, field in kind.model_fields.items():
@@ -248,6 +263,8 @@ def _words(kind: type[Settings], what: Sequence[str]) -> dict[str, Any]:
         try:
             find(words[0])
         except InvalidArgument:
+            if not _is_data(words[0]):
+                raise
             find(words[1])  # "run digits fedavg" is as good as "run fedavg digits"
             words.reverse()
         out["method"], out["data"] = words
@@ -256,6 +273,12 @@ def _words(kind: type[Settings], what: Sequence[str]) -> dict[str, Any]:
     elif words:
         raise InvalidArgument(f"cannot make sense of {' '.join(words)!r}; give the data, and everything else as flags")
     return out
+
+
+def _is_data(word: str) -> bool:
+    from fedtailor.data.sources import SOURCES, TABLES
+
+    return word in SOURCES or word.endswith(TABLES) or any(mark in word for mark in "/:") or os.path.exists(word)
 
 
 def _unknown(kind: type[Settings], name: str) -> str | None:

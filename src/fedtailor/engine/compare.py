@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,11 +18,15 @@ from fedtailor.algorithms.settings import settings, slug
 from fedtailor.data.federation import Federation
 from fedtailor.engine import tune as tuning
 from fedtailor.engine.run import run
+from fedtailor.engine.setup import DTYPES, build_task, check, make_plan
 from fedtailor.errors import InvalidArgument
+from fedtailor.metrics.cost import probe
 from fedtailor.runs import config
 from fedtailor.runs.folder import Folder
 from fedtailor.runs.history import Run
 from fedtailor.runs.record import Record
+from fedtailor.server.cohort import cohort_size
+from fedtailor.theory.rates import resolve
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,14 +97,19 @@ def compare(
     if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
         raise InvalidArgument(f"seeds must be a whole number of at least 1, not {seeds!r}")
     named = dict(algorithms) if isinstance(algorithms, Mapping) else _labelled(algorithms)
+    if not all(isinstance(label, str) for label in named):
+        raise InvalidArgument(f"labels must be text, not {next(label for label in named if not isinstance(label, str))!r}")
     if len({place(label) for label in named}) < len(named):
         raise InvalidArgument(f"two labels read alike among {', '.join(named)}; give the methods labels that differ in letters")
-    grid = tune if isinstance(tune, Mapping) else None
+    grid = tuning.numbers(tune) if isinstance(tune, Mapping) else None
+    asked = arguments(federation, model, rounds=rounds, seed=seed, **options)
+    rehearse(list(named.values()), federation, model, asked)
+    if tune:
+        tuning.check(list(named.values()), federation, grid)
     with ExitStack() as held:
         folder = None
         if out is not None:
-            asked = {"rounds": rounds, "seed": seed, "seeds": seeds, **options}
-            folder = Folder(Path(out), _config(named, federation, model, asked, tune), resume)
+            folder = Folder(Path(out), _config(named, federation, model, {**asked, "seeds": seeds}, tune), resume)
             held.callback(folder.close)
         runs: dict[str, list[Run]] = {}
         stories: dict[str, Mapping[str, Any]] = {}
@@ -127,6 +137,29 @@ def compare(
         if folder is not None:
             folder.finish({label: place(label) for label in named}, seed, seeds, found.table())
     return found
+
+
+def arguments(federation: Federation, model: Any, **options: Any) -> dict[str, Any]:
+    """The options of ``run``, with its defaults where they are not given."""
+    bound = inspect.signature(run).bind(None, federation, model, **options)
+    bound.apply_defaults()
+    own = ("algorithm", "federation", "model", "out", "resume", "callback")
+    return {name: value for name, value in bound.arguments.items() if name not in own}
+
+
+def rehearse(algorithms: Sequence[Algorithm], federation: Federation, model: Any, given: Mapping[str, Any]) -> None:
+    """Let a client take a step with each method, so that one that cannot be trained is refused before anything is written."""
+    judged = [given[name] for name in inspect.signature(check).parameters if name not in ("algorithm", "federation")]
+    for algorithm in algorithms:
+        check(algorithm, federation, *judged)
+    rows = federation.to(DTYPES[given["dtype"]]).as_task(given["task"] or federation.kind)
+    task = build_task(model, rows, given["seed"], DTYPES[given["dtype"]], given["bias"])
+    for algorithm in algorithms:
+        size = cohort_size(given["cohort"], len(rows))
+        if algorithm.needs_everyone and size < len(rows):
+            raise InvalidArgument(f"{type(algorithm).__name__} needs all clients in every round; use cohort=1.0")
+        ready, _ = resolve(algorithm, task, rows, given["rounds"], size, given["batch_size"], given["weights"])
+        probe(ready, task, make_plan(ready, task, rows, given["batch_size"], given["seed"], given["weights"]).feed)
 
 
 def total(algorithms: Mapping[str, Algorithm], rounds: int, seeds: int, tune: bool | Mapping[str, Sequence[float]]) -> int:
@@ -163,7 +196,7 @@ def _config(
 ) -> dict[str, Any]:
     out = config.describe(next(iter(named.values())), federation, model, asked)
     del out["method"]
-    grid = {k: list(map(float, v)) for k, v in tune.items()} if isinstance(tune, Mapping) else None
+    grid = tuning.numbers(tune) if isinstance(tune, Mapping) else None
     asked = {"command": "compare", "methods": list(named), "tune": bool(tune)} | ({"grid": grid} if grid else {})
     return {**out, **asked, "set": {label: {"method": slug(a), **settings(a)} for label, a in named.items()}}
 

@@ -93,6 +93,7 @@ def run(
         "evaluate_every": evaluate_every,
         "new_clients": new_clients,
         "device": device,
+        "checkpoint_every": checkpoint_every,
     }
     began = time.perf_counter()
     given = algorithm
@@ -119,7 +120,7 @@ def run(
         if earlier is not None:
             state.restore(earlier.checkpoint.state, earlier.records)
         before = None if earlier is None else earlier.checkpoint.facts
-        chosen, why = _engine(engine, plan, state.shared, workers, size, seed, before)
+        chosen, why = choose_engine(engine, plan, state.shared, workers, size, seed, before)
         held.enter_context(chosen)
         stop = held.enter_context(patience(journal is not None))
         past = sum(r["seconds"] for r in state.records)
@@ -240,7 +241,7 @@ def play(
         yield rnd, (state.shared, state.server)
 
 
-def _engine(
+def choose_engine(
     name: str, plan: Plan, shared: Any, workers: int | None, size: int, seed: int, earlier: Mapping[str, Any] | None
 ) -> tuple[Engine, str]:
     """The engine asked for; a resumed run keeps the one it began with."""

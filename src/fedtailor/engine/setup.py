@@ -107,6 +107,8 @@ def check(
             continue
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
             raise InvalidArgument(f"{name} must be a whole number of at least {least}, not {value!r}")
+        if value >= 2**63:
+            raise InvalidArgument(f"{name} must be below 2^63, not {value!r}")
     for name, value, known in (
         ("engine", engine, ENGINES),
         ("dtype", dtype, tuple(DTYPES)),

@@ -12,11 +12,54 @@ import numpy as np
 from fedtailor.algorithms.base import Algorithm
 from fedtailor.data.federation import Federation
 from fedtailor.engine.run import run
-from fedtailor.errors import Diverged, InvalidArgument
+from fedtailor.errors import Diverged, InvalidArgument, nearest
 from fedtailor.metrics.client import score_name
 
 GRID: dict[str, tuple[float, ...]] = {"lr": (0.01, 0.03, 0.1, 0.3, 1.0), "lam": (0.01, 0.1, 1.0), "mu": (0.01, 0.1, 1.0)}
 KEEP = 3  # one in so many goes on to three times the rounds
+
+
+def numbers(grid: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """The grid as plain numbers."""
+    try:
+        return {str(name): [float(value) for value in values] for name, values in grid.items()}
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"the grid must be lists of numbers, as {{'lr': [0.1, 0.3]}}, not {dict(grid)!r}") from None
+
+
+def check(algorithms: Sequence[Algorithm], federation: Federation, grid: Mapping[str, Sequence[float]] | None = None) -> None:
+    """Refuse what cannot be tuned: no validation rows, a setting that no method has, a value that no method takes."""
+    if federation.val is None:
+        raise InvalidArgument("tuning needs validation rows; give val= (or val_share above 0), or leave tune out")
+    known = sorted({f.name for algorithm in algorithms for f in dataclasses.fields(algorithm)})
+    numeric = {name for algorithm in algorithms for name in grid_of(algorithm, grid)}
+    for name in grid or {}:
+        if name not in known:
+            raise InvalidArgument(f"none of the methods has the grid's {name!r}; {nearest(name, known, 'their settings are')}")
+        if name not in numeric:
+            raise InvalidArgument(
+                f"none of the methods has a number for the grid's {name!r}; set one to begin with, or leave it out"
+            )
+    for algorithm in algorithms:
+        candidates(algorithm, grid)
+
+
+def candidates(algorithm: Algorithm, grid: Mapping[str, Sequence[float]] | None = None) -> list[dict[str, Any]]:
+    """The settings to try. Those the method does not take together are left out; a value given that it never takes is refused."""
+    space = grid_of(algorithm, grid)
+    found = []
+    refusals: dict[tuple[str, float], InvalidArgument] = {}
+    for values in itertools.product(*space.values()):
+        choice: dict[str, Any] = dict(zip(space, values, strict=True))
+        try:
+            dataclasses.replace(algorithm, **choice)
+            found.append(choice)
+        except InvalidArgument as error:
+            refusals.update(dict.fromkeys(choice.items(), error))
+    for pair, refusal in refusals.items():
+        if grid is not None and not any(pair in choice.items() for choice in found):
+            raise refusal
+    return found
 
 
 def grid_of(algorithm: Algorithm, grid: Mapping[str, Sequence[float]] | None = None) -> dict[str, list[float]]:
@@ -28,7 +71,9 @@ def grid_of(algorithm: Algorithm, grid: Mapping[str, Sequence[float]] | None = N
             own = getattr(algorithm, name)
             if isinstance(own, bool) or not isinstance(own, (int, float)):
                 continue  # a schedule, or left to the theory
-            out[name] = sorted({*map(float, values), float(own)})
+            tried = sorted({*map(float, values), float(own)})
+            whole = isinstance(own, int) and all(value.is_integer() for value in tried)
+            out[name] = [int(value) if whole else value for value in tried]  # steps and epochs are counted
     return out
 
 
@@ -44,9 +89,11 @@ def rungs(candidates: int, rounds: int) -> list[tuple[int, int]]:
 
 def effort(algorithm: Algorithm, rounds: int, grid: Mapping[str, Sequence[float]] | None = None) -> int:
     """Rounds that tuning will play."""
-    found = grid_of(algorithm, grid)
-    size = int(np.prod([len(values) for values in found.values()])) if found else 0
-    return sum(count * length for count, length in rungs(size, rounds)) if size > 1 else 0
+    size = len(candidates(algorithm, grid))
+    played: dict[int, int] = {}
+    for count, length in rungs(size, rounds):
+        played.setdefault(length, count)  # with few rounds, rungs may be equally long: the second asks for nothing new
+    return sum(count * length for length, count in played.items()) if size > 1 else 0
 
 
 def tune(
@@ -64,14 +111,13 @@ def tune(
     ``known`` is the story of an earlier call that was stopped: its trials are not played again. ``keep`` is given the story
     after every trial.
     """
-    if federation.val is None:
-        raise InvalidArgument("tuning needs validation rows; give val= (or val_share above 0), or leave tune out")
+    check([algorithm], federation)
+    assert federation.val is not None
     judged = dataclasses.replace(federation, test=federation.val)  # what run measures as test is validation here
-    space = grid_of(algorithm, grid)
-    story: dict[str, Any] = {"grid": space, "trials": list((known or {}).get("trials", [])), "chosen": {}}
+    story: dict[str, Any] = {"grid": grid_of(algorithm, grid), "trials": list((known or {}).get("trials", [])), "chosen": {}}
     played = {(_key(t["settings"]), t["rounds"]): t for t in story["trials"]}
-    left: list[dict[str, Any]] = [dict(zip(space, values, strict=True)) for values in itertools.product(*space.values())]
-    if not space or len(left) == 1:
+    left: list[dict[str, Any]] = list(candidates(algorithm, grid))
+    if len(left) == 1:
         return algorithm, story
     for count, length in rungs(len(left), rounds):
         for choice in left[:count]:

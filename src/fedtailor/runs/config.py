@@ -30,7 +30,7 @@ DATA_FLAGS = (
     "val_share",
     "data_dir",
 )
-HOW = ("workers", "device")  # they change no number
+HOW = ("workers", "device", "checkpoint_every")  # they change no number
 
 
 def describe(algorithm: Algorithm, federation: Federation, model: Any, options: Mapping[str, Any]) -> dict[str, Any]:

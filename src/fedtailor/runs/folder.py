@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from fedtailor.errors import BadRun, InvalidArgument
+from fedtailor.errors import BadRun, FedtailorError, InvalidArgument
 from fedtailor.runs import files, record
 from fedtailor.runs.layout import CONFIG, FORMAT, RUNS, SUMMARY, TUNING, check_version, lock, read_json
 from fedtailor.runs.record import Record
 from fedtailor.version import __version__
+
+CHANGES_NOTHING = ("workers", "device", "checkpoint_every")  # may differ when a comparison goes on
+TRIAL = ("settings", "rounds", "score", "loss")  # what tuning keeps of each
+
+
+@contextmanager
+def readable(folder: Path) -> Iterator[None]:
+    """Files that were tampered with are refused, whatever it is that they break."""
+    try:
+        yield
+    except FedtailorError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise BadRun(f"{folder} holds a file that was changed or cut short ({why}); restore it, or train anew") from error
 
 
 class Folder:
@@ -39,7 +55,7 @@ class Folder:
             return
         known = check_version(self.path)
         for key in {**known, **now}:
-            if key not in ("format", "version", "workers", "device") and known.get(key) != now.get(key):
+            if key not in ("format", "version", *CHANGES_NOTHING) and known.get(key) != now.get(key):
                 raise BadRun(
                     f"the comparison in {self.path} was begun with another {key}; resume it with that, or give a new directory"
                 )
@@ -49,7 +65,12 @@ class Folder:
         return self.path / RUNS / place / f"seed-{seed}"
 
     def story(self, place: str) -> dict[str, Any] | None:
-        return read_json(self.path / TUNING / f"{place}.json")
+        path = self.path / TUNING / f"{place}.json"
+        with readable(self.path):
+            found = read_json(path)
+            if found is not None and not all(set(TRIAL) <= set(trial) for trial in found["trials"]):
+                raise BadRun(f"{path} was changed or cut short; remove it to tune anew")
+        return found
 
     def keep(self, place: str, story: Mapping[str, Any]) -> None:
         files.write_json(self.path / TUNING / f"{place}.json", story)
@@ -63,10 +84,14 @@ class Folder:
 
 def read(folder: Path) -> dict[str, list[Record]]:
     """The records of a finished comparison (or of one run), from disk alone."""
-    asked = check_version(folder)
-    if asked.get("command") != "compare":
+    with readable(folder):
+        if check_version(folder).get("command") == "compare":
+            return _comparison(folder)
         found = record.read(folder)
         return {found.label: [found]}
+
+
+def _comparison(folder: Path) -> dict[str, list[Record]]:
     summary = read_json(folder / SUMMARY)
     if summary is None:
         raise BadRun(f"the comparison in {folder} is not finished; go on with it: fedtailor resume {folder}")

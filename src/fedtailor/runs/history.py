@@ -143,7 +143,7 @@ class Run:
 
     def _answer(self, personal: Any, x: ArrayLike | Tensor, raw: bool = False) -> Tensor:
         like = self.federation.train.x
-        rows = torch.as_tensor(np.asarray(x) if not isinstance(x, Tensor) else x).to(like)
+        rows = (x if isinstance(x, Tensor) else torch.tensor(np.asarray(x))).to(like)
         if rows.shape[1:] != like.shape[1:]:
             want, have = tuple(like.shape[1:]), tuple(rows.shape[1:])
             shape = ", ".join(["rows", *map(str, want)])

@@ -77,5 +77,5 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return dict(json.loads(path.read_text()))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise BadRun(f"{path} cannot be read ({error}); the run cannot be resumed") from error

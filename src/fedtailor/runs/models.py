@@ -18,6 +18,7 @@ from fedtailor.data.schema import Schema
 from fedtailor.errors import BadRun, InvalidArgument, ModelMismatch
 from fedtailor.runs import files
 from fedtailor.runs.checkpoint import digest
+from fedtailor.runs.folder import readable
 from fedtailor.runs.history import Run
 from fedtailor.runs.layout import MODELS, check_version, read_json
 from fedtailor.task import Task
@@ -54,7 +55,7 @@ class Saved:
 
     def predict(self, client: str | None, x: Any) -> Tensor:
         """Logits (regression: the numbers) for rows of features."""
-        rows = torch.as_tensor(np.asarray(x)).to(getattr(torch, self.facts["dtype"]))
+        rows = torch.tensor(np.asarray(x)).to(getattr(torch, self.facts["dtype"]))
         shape = tuple(self.facts["shape"])
         if tuple(rows.shape[1:]) != shape:
             raise ModelMismatch(f"rows have shape {tuple(rows.shape[1:])} but the model was trained on {shape}")
@@ -66,7 +67,12 @@ class Saved:
         state = self.of(client)
         parts = {**self.shared.get("model", {}), **state.get("model", {})}
         found = {name: parts[name] for name in self.task.names if name in parts}
-        if tuple(found) != self.task.names:
+        whole = tuple(found) == self.task.names
+        if whole:
+            rows = torch.randint(2, (4, *self.facts["shape"]), generator=torch.Generator().manual_seed(0))
+            with torch.no_grad():
+                whole = torch.allclose(self.task.apply(found, rows.to(next(iter(found.values())))), self.predict(client, rows))
+        if not whole:
             raise ModelMismatch(f"{self.facts['algorithm']} does not predict with a single model; use predict")
         return {name.removeprefix(tree.BUFFER): value.contiguous() for name, value in found.items()}
 
@@ -105,6 +111,11 @@ def save(run: Run, model: Any, bias: bool, seed: int, dtype: str, folder: Path) 
 
 def read(folder: Path) -> Saved:
     """The models of a finished run."""
+    with readable(folder):
+        return _read(folder)
+
+
+def _read(folder: Path) -> Saved:
     check_version(folder)
     facts = read_json(folder / MODELS / "models.json")
     if facts is None:

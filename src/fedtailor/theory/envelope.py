@@ -1,0 +1,440 @@
+"""Problem (2) of CLUP solved exactly: min over g and w_i of sum p_i (f_i(w_i) + lam_i/2 |w_i - g|^2), for linear models.
+
+f_i is client i's training risk plus ``weight_decay``/2 |w|^2. The unknowns are g and the gaps d_i = w_i - g, and Newton's method
+acts on all of them at once: with H_i the Hessian of f_i and A_i = H_i + lam_i the system of g alone is
+
+    (sum p_i lam_i A_i^-1 H_i) dg = sum p_i lam_i (d_i - A_i^-1 r_i),    r_i = grad f_i(w_i) + lam_i d_i,
+
+whose matrix is the Hessian of the envelope F(g) = sum p_i min_w (f_i(w) + lam_i/2 |w - g|^2). Written in gaps nothing cancels,
+neither for tiny nor for huge lam. lam = 0 is local training (g is then the mean of the w_i, its limit), lam = inf the pooled
+minimum. A least-squares problem is solved by the first step, the next one removes rounding.
+
+Of the softmax models that predict alike (add the same weights to every class), the one whose classes' weights sum to zero is
+returned; training from zero stays there as well. It is found in K - 1 orthonormal contrasts of the K classes, which keep lengths.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedtailor.data.federation import Federation
+from fedtailor.errors import InvalidArgument, InvalidData
+from fedtailor.task import Task
+
+TOLERANCE = 1e-10  # of the envelope's gradient, against the gradients at zero
+_STEPS = 200
+_ROOM = 20_000_000  # numbers of a chunk of Hessians (8 bytes each)
+_FLAT = 1e-13  # of a coordinate's curvature: what counts as none
+_GONE = 1e-9  # of its curvature at zero: where labels can be separated, it vanishes as fast as the gradient
+
+Lam = float | str | Sequence[float] | NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """The minimum of Problem (2), in float64.
+
+    ``gradient_norm`` is the certificate: the envelope's gradient at ``g`` is no longer than this, whatever is left of the
+    clients' inner problems included; ``relative`` is the same against the mean length of the clients' gradients at zero.
+    """
+
+    lam: NDArray[np.float64]
+    g: dict[str, Tensor]
+    models: tuple[dict[str, Tensor], ...]
+    objective: float
+    gradient_norm: float
+    relative: float
+    steps: int
+    gaps: Tensor  # w_i - g, [clients, blocks, size]: exact where the models themselves round
+    center: Tensor  # g, [blocks, size]
+
+
+def solve(
+    task: Task,
+    federation: Federation,
+    lam: Lam,
+    *,
+    weights: str | Sequence[float] = "uniform",
+    weight_decay: float = 0.0,
+    start: Solution | None = None,
+) -> Solution:
+    """The minimum of Problem (2) at one ``lam``: a number of at least 0 (inf: one model for all), one per client, or ``"client"``
+    for those of ``federation.with_facts(lam=...)``.
+
+    ``weights`` are the p_i: ``"uniform"``, ``"size"`` or a positive number per client. ``start`` is a solution of the same task
+    and federation to begin from. Stops when the envelope's gradient is certified to be at most ``TOLERANCE`` of the clients'
+    mean gradient at zero.
+    """
+    problem = _problem(task, federation, weights, weight_decay)
+    return _newton(problem, _lams(lam, federation), start)
+
+
+def solve_path(
+    task: Task,
+    federation: Federation,
+    lams: Sequence[float],
+    *,
+    weights: str | Sequence[float] = "uniform",
+    weight_decay: float = 0.0,
+) -> list[Solution]:
+    """Problem (2) at every one of ``lams`` (in any order; the answers come in theirs), from the largest to the smallest, each
+    begun at the solution before."""
+    problem = _problem(task, federation, weights, weight_decay)
+    degrees = [_lams(lam, federation) for lam in lams]
+    found: dict[int, Solution] = {}
+    before: Solution | None = None
+    for k in sorted(range(len(degrees)), key=lambda k: -float(degrees[k].max())):
+        before = found[k] = _newton(problem, degrees[k], before)
+    return [found[k] for k in range(len(degrees))]
+
+
+# -- the problem -----------------------------------------------------------------------------------------------------------
+class _Group(NamedTuple):
+    """Clients of like size: rows [c, n, D] padded with zeros, targets [c, n, K], ``share`` [c, n] = 1/n_i on real rows."""
+
+    ids: Tensor
+    rows: Tensor
+    targets: Tensor
+    share: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Problem:
+    """Parameters are [blocks, size]: blocks that the Hessian does not mix. Outputs are apart except under a softmax.
+
+    ``contrasts`` [outputs, free] turns them into one row of weights per output. ``bend`` [clients, blocks, size] is the diagonal
+    of the Hessians at zero, without decay (nothing for least squares, whose curvature does not vanish on the way).
+    """
+
+    kind: str
+    groups: list[_Group]
+    names: tuple[str, ...]
+    weights: Tensor
+    contrasts: Tensor
+    columns: int
+    bias: bool
+    weight_decay: float
+    bend: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        free = self.contrasts.shape[1]
+        return (1, free * self.columns) if self.kind == "classification" else (free, self.columns)
+
+    def table(self, flat: Tensor) -> Tensor:
+        """[..., blocks, size] as weights [..., outputs, columns]."""
+        return self.contrasts @ flat.reshape(*flat.shape[:-2], -1, self.columns)
+
+    def model(self, flat: Tensor) -> dict[str, Tensor]:
+        table = self.table(flat)
+        return {"weight": table[:, :-1].clone(), "bias": table[:, -1].clone()} if self.bias else {"weight": table}
+
+
+def _problem(task: Task, federation: Federation, weights: str | Sequence[float], weight_decay: float) -> _Problem:
+    if not isinstance(federation, Federation):
+        raise InvalidArgument(f"federation must be a Federation, not {type(federation).__name__}; see Federation.from_arrays")
+    if task.gradient is None:
+        raise InvalidArgument(
+            "Problem (2) has one known minimum for the model 'linear' only (a network is not convex); train with FedCLUP instead"
+        )
+    if task.kind != federation.kind:
+        raise InvalidArgument(f"the task is for {task.kind} but the data are for {federation.kind}; build it for these data")
+    if task.frozen:
+        raise InvalidArgument(f"Problem (2) moves all parameters, but {', '.join(sorted(task.frozen))} is frozen; unfreeze it")
+    if isinstance(weight_decay, bool) or not isinstance(weight_decay, Real) or not 0 <= weight_decay < math.inf:
+        raise InvalidArgument(f"weight_decay must be a finite number of at least 0, not {weight_decay!r}")
+    begin = task.init()
+    outputs, bias = len(begin["weight"]), "bias" in begin
+    columns = begin["weight"].shape[1] + bias
+    groups = [_gather(federation, ids, task.kind, outputs, bias) for ids in _alike(federation.train.sizes, columns)]
+    shares = torch.from_numpy(_shares(weights, federation))
+    contrasts = _contrasts(outputs) if task.kind == "classification" else torch.eye(outputs, dtype=torch.float64)
+    free = contrasts.shape[1]
+    squares = shares.new_empty(len(federation), 1, columns)
+    for group in groups:
+        squares[group.ids] = group.share[:, None] @ group.rows**2
+    per_row = {"regression": 0.0, "multilabel": 0.25, "classification": 1.0}[task.kind] / outputs
+    bend = (per_row * squares).repeat(1, 1, free) if task.kind == "classification" else (per_row * squares).repeat(1, free, 1)
+    return _Problem(task.kind, groups, federation.names, shares, contrasts, columns, bias, float(weight_decay), bend)
+
+
+def _contrasts(outputs: int) -> Tensor:
+    """[K, K - 1] orthonormal columns that sum to zero."""
+    lower = torch.tril(torch.ones(outputs, outputs - 1, dtype=torch.float64), -1)
+    steps = lower - lower.mean(0)
+    return torch.linalg.qr(steps)[0]
+
+
+def _alike(sizes: NDArray[np.int64], columns: int) -> Iterator[NDArray[np.int64]]:
+    """Clients in groups within a factor of two in size, each of at most ``_ROOM`` padded numbers."""
+    bucket = np.ceil(np.log2(np.maximum(sizes, 1))).astype(int)
+    for value in np.unique(bucket):
+        ids = np.flatnonzero(bucket == value)
+        room = max(1, _ROOM // int(sizes[ids].max() * columns))
+        for first in range(0, len(ids), room):
+            yield ids[first : first + room]
+
+
+def _gather(federation: Federation, ids: NDArray[np.int64], kind: str, outputs: int, bias: bool) -> _Group:
+    longest = int(federation.train.sizes[ids].max())
+    rows, targets, share = [], [], []
+    for i in ids:
+        x, y = federation.train.client(int(i))
+        table = x.flatten(1).double()
+        if bias:
+            table = torch.cat([table, table.new_ones(len(table), 1)], 1)
+        aim = torch.nn.functional.one_hot(y, outputs) if kind == "classification" else y.reshape(len(y), outputs)
+        pad = longest - len(y)
+        rows.append(torch.cat([table, table.new_zeros(pad, table.shape[1])]))
+        targets.append(torch.cat([aim.double(), table.new_zeros(pad, outputs)]))
+        share.append(torch.cat([table.new_full((len(y),), 1 / len(y)), table.new_zeros(pad)]))
+    return _Group(torch.from_numpy(ids), torch.stack(rows), torch.stack(targets), torch.stack(share))
+
+
+def _shares(weights: str | Sequence[float], federation: Federation) -> NDArray[np.float64]:
+    if isinstance(weights, str):
+        if weights not in ("uniform", "size"):
+            raise InvalidArgument(f"weights must be 'uniform', 'size' or a number per client, not {weights!r}")
+        given = federation.train.sizes.astype(float) if weights == "size" else np.ones(len(federation))
+    else:
+        given = _numbers("weights", weights, len(federation))
+    if not (np.isfinite(given) & (given > 0)).all():
+        raise InvalidArgument("weights must be finite and greater than 0; leave a client out with federation.take([...])")
+    return given / given.sum()
+
+
+def _lams(lam: Any, federation: Federation) -> NDArray[np.float64]:
+    if isinstance(lam, str):
+        if lam != "client" or "lam" not in federation.facts:
+            raise InvalidArgument(f"lam = {lam!r} is not known; give a number, or 'client' after federation.with_facts(lam=...)")
+        lam = federation.facts["lam"]
+    values = np.full(len(federation), float(lam)) if isinstance(lam, Real) else _numbers("lam", lam, len(federation))
+    if not (values >= 0).all():
+        raise InvalidArgument(f"lam must be at least 0, not {values[~(values >= 0)][0]}; 0 is local training, inf one model")
+    return values
+
+
+def _numbers(name: str, given: Any, count: int) -> NDArray[np.float64]:
+    try:
+        values = np.asarray(given, float)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"{name} must be numbers, not {given!r}; give one per client") from error
+    if values.shape != (count,):
+        raise InvalidArgument(f"{name} has shape {values.shape} but there are {count} clients; give one number per client")
+    return values
+
+
+# -- risks, gradients, Hessians --------------------------------------------------------------------------------------------
+def _risks(problem: _Problem, flat: Tensor) -> tuple[Tensor, Tensor]:
+    """f_i [m] and grad f_i [m, blocks, size] at every client's own point [m, blocks, size]."""
+    values = flat.new_empty(len(flat))
+    slopes = torch.empty_like(flat)
+    for group in problem.groups:
+        logits = group.rows @ problem.table(flat[group.ids]).transpose(-1, -2)
+        losses, residual = _loss(problem.kind, logits, group.targets)
+        values[group.ids] = (losses * group.share).sum(1)
+        residual = residual * group.share[..., None] @ problem.contrasts
+        slopes[group.ids] = (residual.transpose(-1, -2) @ group.rows).reshape(-1, *problem.shape)
+    decay = problem.weight_decay
+    return values + decay / 2 * (flat**2).sum((1, 2)), slopes + decay * flat
+
+
+def _hessians(problem: _Problem, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """(ids [c], Hessians [c, blocks, size, size]) in chunks; one block stands for all outputs of least squares."""
+    blocks, size = problem.shape
+    for group in problem.groups:
+        room = max(1, _ROOM // (blocks * size * size))
+        for first in range(0, len(group.ids), room):
+            part = _Group(*(t[first : first + room] for t in group))
+            logits = part.rows @ problem.table(flat[part.ids]).transpose(-1, -2)
+            yield part.ids, _hessian(problem, part, logits) + problem.weight_decay * torch.eye(size, dtype=torch.float64)
+
+
+def _hessian(problem: _Problem, part: _Group, logits: Tensor) -> Tensor:
+    clients, _, outputs = logits.shape
+    if problem.kind == "regression":
+        return _weighted(part, torch.ones_like(part.share) / outputs)[:, None]
+    if problem.kind == "multilabel":
+        curve = torch.sigmoid(logits) * torch.sigmoid(-logits) / outputs
+        return torch.stack([_weighted(part, curve[..., k]) for k in range(outputs)], 1)
+    chances = torch.softmax(logits, -1)
+    free, columns = problem.contrasts.shape[1], problem.columns
+    centered = chances @ problem.contrasts
+    out = logits.new_empty(clients, free, columns, free, columns)
+    for a in range(free):
+        for b in range(a + 1):
+            both = chances @ (problem.contrasts[:, a] * problem.contrasts[:, b]) - centered[..., a] * centered[..., b]
+            out[:, a, :, b, :] = out[:, b, :, a, :] = _weighted(part, both)
+    return out.view(clients, 1, free * columns, free * columns)
+
+
+def _weighted(part: _Group, curve: Tensor) -> Tensor:
+    """sum over rows of share * curve * x x'."""
+    return (part.rows * (curve * part.share)[..., None]).transpose(-1, -2) @ part.rows
+
+
+def _loss(kind: str, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Per row the loss and its gradient in the logits."""
+    outputs = logits.shape[-1]
+    if kind == "regression":
+        miss = logits - targets
+        return (miss**2).mean(-1) / 2, miss / outputs
+    if kind == "multilabel":
+        losses = (torch.nn.functional.softplus(logits) - targets * logits).mean(-1)
+        return losses, (torch.sigmoid(logits) - targets) / outputs
+    return torch.logsumexp(logits, -1) - (targets * logits).sum(-1), torch.softmax(logits, -1) - targets
+
+
+# -- Newton's method -------------------------------------------------------------------------------------------------------
+class _Point(NamedTuple):
+    center: Tensor
+    gaps: Tensor
+    objective: float
+    slopes: Tensor  # grad f_i(w_i)
+
+
+def _newton(problem: _Problem, lam: NDArray[np.float64], start: Solution | None) -> Solution:
+    clients = len(lam)
+    pull = torch.from_numpy(lam)[:, None, None]
+    one = pull.isinf()  # these clients have no gap
+    center = torch.zeros(problem.shape, dtype=torch.float64)
+    gaps = torch.zeros(clients, *problem.shape, dtype=torch.float64)
+    scale = _mean_length(problem, _risks(problem, gaps)[1])
+    if start is not None:
+        if start.gaps.shape != gaps.shape:
+            raise InvalidArgument("start is the solution of another problem; give one of the same model and clients")
+        center, gaps = start.center, torch.where(one, 0.0, start.gaps)
+    here = _at(problem, pull, one, center, gaps)
+    best, norm = here, _certificate(problem, pull, one, here)
+    steps, polished = 0, False
+    while not polished and steps < _STEPS:
+        polished = norm <= TOLERANCE * scale  # one more step brings it down to rounding
+        here = _step(problem, pull, one, best)
+        steps += 1
+        length = _certificate(problem, pull, one, here)
+        if not polished or length < norm:
+            best, norm = here, length
+    if not norm <= TOLERANCE * scale:
+        raise InvalidData(
+            f"no certified minimum after {steps} Newton steps (relative gradient {norm / scale:.1e}): features are nearly "
+            "collinear, or differ much in scale; standardise them, or add weight_decay"
+        )
+    center, gaps = best.center, best.gaps
+    if not pull.any():
+        mean = (problem.weights[:, None, None] * gaps).sum(0)
+        center, gaps = center + mean, gaps - mean
+    models = tuple(problem.model(center + gap) for gap in gaps)
+    relative = norm / scale if scale else 0.0
+    return Solution(lam, problem.model(center), models, best.objective, norm, relative, steps, gaps, center)
+
+
+def _at(problem: _Problem, pull: Tensor, one: Tensor, center: Tensor, gaps: Tensor) -> _Point:
+    values, slopes = _risks(problem, center + gaps)
+    pulls = torch.where(one, 0.0, pull * gaps**2).sum((1, 2)) / 2
+    return _Point(center, gaps, float(problem.weights @ (values + pulls)), slopes)
+
+
+def _mean_length(problem: _Problem, vectors: Tensor) -> float:
+    return float(problem.weights @ vectors.flatten(1).norm(dim=1))
+
+
+def _rest(pull: Tensor, one: Tensor, here: _Point) -> Tensor:
+    """What is left of the clients' inner problems: grad f_i + lam_i d_i (nothing, where there is no gap)."""
+    return torch.where(one, 0.0, here.slopes + torch.where(one, 0.0, pull) * here.gaps)
+
+
+def _certificate(problem: _Problem, pull: Tensor, one: Tensor, here: _Point) -> float:
+    """An upper bound on the length of the envelope's gradient at g.
+
+    That gradient is sum p_i lam_i (g - w_i*) with w_i* the exact inner minimum; w_i misses it by at most |r_i|/lam_i.
+    """
+    sent = torch.where(one, here.slopes, -torch.where(one, 0.0, pull) * here.gaps)
+    total = (problem.weights[:, None, None] * sent).sum(0).norm()
+    return float(total) + _mean_length(problem, _rest(pull, one, here))
+
+
+def _step(problem: _Problem, pull: Tensor, one: Tensor, here: _Point) -> _Point:
+    """A Newton step, shortened until the objective falls as a convex function must (Armijo)."""
+    towards, aside = _direction(problem, pull, one, here)
+    moves = towards + aside
+    spring = torch.where(one, 0.0, pull) * here.gaps * aside
+    slope = float(problem.weights @ ((here.slopes * moves).sum((1, 2)) + spring.sum((1, 2))))
+    noise = 1e-13 * abs(here.objective)  # close to the minimum the objective cannot tell points apart
+    length = 1.0
+    while True:
+        there = _at(problem, pull, one, here.center + length * towards, here.gaps + length * aside)
+        if there.objective <= here.objective + 1e-4 * length * slope + noise or length < 1e-8:
+            return there
+        length /= 2
+
+
+def _direction(problem: _Problem, pull: Tensor, one: Tensor, here: _Point) -> tuple[Tensor, Tensor]:
+    """(dg, dd_i) of the module's docstring: dd_i = -A_i^-1 (r_i + H_i dg)."""
+    rest = _rest(pull, one, here)
+    finite = torch.where(one, 1.0, pull)  # a stand-in: what it enters is thrown away
+    blocks, size = problem.shape
+    matrix = torch.zeros(1 if problem.kind == "regression" else blocks, size, size, dtype=torch.float64)
+    right = torch.zeros(blocks, size, dtype=torch.float64)
+    small = len(problem.names) * len(matrix) * size * size <= _ROOM
+    kept: list[tuple[Tensor, Tensor, Tensor]] = []
+    for ids, back, bent in _solved(problem, finite, one, here, rest):
+        weight, degree, alone = problem.weights[ids, None, None], finite[ids], one[ids]
+        matrix += (weight[..., None] * torch.where(alone[..., None], bent, degree[..., None] * bent)).sum(0)
+        right += (weight * torch.where(alone, -here.slopes[ids], degree * (here.gaps[ids] - back))).sum(0)
+        if small:
+            kept.append((ids, back, bent))
+    towards = torch.zeros_like(right)
+    if bool((pull > 0).any()):
+        held = torch.where(one, problem.bend, finite * problem.bend / (finite + problem.bend)).nan_to_num()
+        factor = _factor(
+            (matrix + matrix.transpose(-1, -2)) / 2,
+            (problem.weights[:, None, None] * held).sum(0)[: len(matrix)],
+        )
+        towards = torch.cholesky_solve(right[..., None], factor)[..., 0]
+    aside = torch.zeros_like(here.gaps)
+    for ids, back, bent in kept or _solved(problem, finite, one, here, rest):
+        aside[ids] = torch.where(one[ids], 0.0, -back - (bent @ towards[..., None])[..., 0])
+    return towards, aside
+
+
+def _solved(
+    problem: _Problem, finite: Tensor, one: Tensor, here: _Point, rest: Tensor
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """(ids, A_i^-1 r_i, A_i^-1 H_i) in chunks; where lam_i is infinite, H_i itself in the last place."""
+    for ids, curves in _hessians(problem, here.center + here.gaps):
+        eye = torch.eye(curves.shape[-1], dtype=curves.dtype)
+        # where there is no gap A_i is not used, and H_i may be singular
+        whole = torch.where(one[ids][..., None], eye, curves + finite[ids][..., None] * eye)
+        factor = _factor(
+            whole,
+            torch.where(one[ids], 1.0, problem.bend[ids])[:, : curves.shape[1]],
+            [problem.names[int(i)] for i in ids],
+        )
+        bent = torch.where(one[ids][..., None], curves, torch.cholesky_solve(curves, factor))
+        yield ids, torch.cholesky_solve(rest[ids][..., None], factor)[..., 0], bent
+
+
+def _factor(matrices: Tensor, before: Tensor, names: Sequence[str] = ()) -> Tensor:
+    """Cholesky factors; refuses, naming the first client, where a matrix has a direction with no curvature, or with none left of
+    what it had at zero (``before``, per coordinate). Without names the matrix is that of all clients."""
+    factor, wrong = torch.linalg.cholesky_ex(matrices)
+    pivots = factor.diagonal(dim1=-2, dim2=-1) ** 2
+    least = torch.maximum(_FLAT * matrices.diagonal(dim1=-2, dim2=-1), _GONE * before)
+    flat = (wrong > 0) | ~(pivots > least).all(-1)
+    if bool(flat.any()):
+        if not names:
+            raise InvalidData("the clients' risks together have no unique minimum; add weight_decay, or rows")
+        raise InvalidData(
+            f"the risk of client {names[int(torch.nonzero(flat)[0, 0])]} has no unique minimum by itself, and lam does not "
+            "hold it; use a larger lam, add weight_decay, or give it more rows"
+        )
+    return factor

@@ -1,0 +1,202 @@
+"""Settings: the same names everywhere, checked, layered and written so that they read back the same."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import fedtailor as ft
+from fedtailor.config import CompareSettings, RunSettings, assignments, flags, join, read, value
+from fedtailor.errors import InvalidArgument
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0.5", 0.5),
+        (" 3 ", 3),
+        ("-1", -1),
+        (".5", 0.5),
+        ("1e3", 1000.0),
+        ("true", True),
+        ("False", False),
+        ("0.1,0.3", [0.1, 0.3]),
+        ("a, b,", ["a", "b"]),
+        ("[1, 2]", [1, 2]),
+        ("{kind = 'adam', lr = 1}", {"kind": "adam", "lr": 1}),
+        ('"0.5"', "0.5"),
+        ("dirichlet:0.3", "dirichlet:0.3"),
+        ("", ""),
+        ("#1", "#1"),
+        ("1\nlr = 2", "1\nlr = 2"),
+        ("[" * 5000, "[" * 5000),
+    ],
+)
+def test_a_word_is_read_as_toml_would_or_is_itself(text, expected):
+    found = value(text)
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+def test_a_number_with_thousands_of_digits_does_not_stop_the_command_line():
+    assert value("1" * 5000) == float("inf")
+
+
+def test_assignments_nest_by_the_last_dot_and_forgive_dashes():
+    given = ["lr=0.1", "server-lr = 2", "fedprox-personal.lam=0.5", "fedprox-personal.final-steps=3", "lr=0.2"]
+    expected = {"lr": 0.2, "server_lr": 2, "fedprox-personal": {"lam": 0.5, "final_steps": 3}}
+    assert assignments(given, "--set") == expected
+
+
+@pytest.mark.parametrize("pair", ["lam", "=1", " =1", "", ".lam=1", "fedclup.=1", "."])
+def test_an_assignment_without_a_name_is_refused(pair):
+    with pytest.raises(InvalidArgument, match="--set must look like NAME=VALUE"):
+        assignments([pair], "--set")
+
+
+@pytest.mark.parametrize("pairs", [["a=1", "a.b=2"], ["a.b=2", "a=1"], ["a=word", "a.b=2"]])
+def test_a_value_and_a_table_under_one_name_are_refused(pairs):
+    with pytest.raises(InvalidArgument, match="gives a a value and settings of its own"):
+        assignments(pairs, "--set")
+
+
+def test_later_layers_win_key_by_key():
+    low = {"rounds": 1, "set": {"lr": 1, "opt": {"kind": "sgd", "momentum": 0.5}}}
+    high = {"set": {"opt": {"momentum": 0.9}}, "seed": 2}
+    expected = {"rounds": 1, "seed": 2, "set": {"lr": 1, "opt": {"kind": "sgd", "momentum": 0.9}}}
+    assert join(low, high) == expected
+    assert low["set"]["opt"]["momentum"] == 0.5
+    assert join({"set": {"a": 1}}, {"set": 5}) == {"set": 5}
+    assert join() == {}
+
+
+def test_dashes_and_underscores_are_the_same_in_a_file():
+    assert RunSettings.of({"data": "digits", "batch-size": 4}) == RunSettings.of({"data": "digits", "batch_size": 4})
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({}, "data is missing"),
+        ({"data": "digits", "roundz": 3}, "unknown setting 'roundz'; did you mean 'rounds'?"),
+        ({"data": "digits", "xyz": 3}, "the settings are data, client"),
+        ({"data": "digits", "rounds": True}, "rounds must have a value of another kind, not True"),
+        ({"data": "digits", "cohort": float("inf")}, "cohort must be a finite number"),
+        ({"data": "digits", "bias": "perhaps"}, "bias must be a valid boolean"),
+        ({"data": "digits", "test_share": 1.0}, "test_share must be less than 1"),
+        ({"data": "digits", "device": "cuda"}, "device must be 'cpu'"),
+        ({"data": "digits", "set": "x" * 999}, "set must be a valid dictionary"),
+        ({"data": "digits", "a\nb": 1}, "unknown setting 'a\\\\nb'"),
+    ],
+)
+def test_wrong_settings_are_refused_in_one_short_line(values, says):
+    with pytest.raises(InvalidArgument, match=says) as caught:
+        RunSettings.of(values)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+def test_a_refusal_says_where_the_settings_came_from():
+    with pytest.raises(InvalidArgument, match=r"^here: rounds must be"):
+        RunSettings.of({"data": "digits", "rounds": -1}, "here: ")
+
+
+def test_settings_written_to_a_file_read_back_equal():
+    given = {
+        "data": "digits",
+        "clients": 7,
+        "partition": "dirichlet:0.3",
+        "features": ["a b", "c"],
+        "batch_size": 0,
+        "bias": False,
+        "cohort": 0.5,
+        "rounds": 100,
+        "with": {"n": 5, "shape": [1, 2]},
+        "method": "ditto",
+        "set": {"lr": {"kind": "cosine", "start": 0.3, "rounds": 10}, "lam": 0.5},
+    }
+    settings = RunSettings.of(given)
+    assert RunSettings.of(tomllib.loads(settings.toml())) == settings
+    both = CompareSettings.of({"data": "digits", "tune": True, "grid": {"lr": [0.1, 0.3]}, "methods": ["local"], "seeds": 3})
+    assert CompareSettings.of(tomllib.loads(both.toml())) == both
+
+
+def test_the_settings_of_a_method_make_the_method():
+    settings = RunSettings.of({"data": "digits", "method": "Fed-Avg", "set": {"opt": {"kind": "adam"}, "lr": 0.2}})
+    assert settings.algorithm() == ft.FedAvg(lr=0.2, opt=ft.Adam())
+
+
+def test_in_a_comparison_settings_of_one_method_under_two_spellings_are_joined():
+    methods = ["fedclup"]
+    found = CompareSettings.of({"data": "d", "methods": methods, "set": {"fedclup": {"lam": 0.2}, "FedCLUP": {"lr": 0.3}}})
+    assert found.algorithms() == {"FedCLUP": ft.FedCLUP(lam=0.2, lr=0.3)}
+
+
+def test_in_a_comparison_a_methods_own_setting_wins_over_the_common_one():
+    found = CompareSettings.of({"data": "d", "methods": ["fedavg", "ditto"], "set": {"lr": 0.5, "ditto": {"lr": 0.1, "lam": 2}}})
+    assert found.algorithms() == {"FedAvg": ft.FedAvg(lr=0.5), "Ditto": ft.Ditto(lr=0.1, lam=2)}
+
+
+def test_a_schedule_for_all_methods_is_not_taken_for_a_method():
+    schedule = {"kind": "cosine", "start": 0.3, "rounds": 10}
+    found = CompareSettings.of({"data": "d", "methods": ["fedavg", "local"], "set": {"lr": schedule}})
+    assert found.algorithms()["Local"].lr == ft.Cosine(0.3, 10)
+
+
+def test_a_cohort_above_one_is_a_number_of_clients():
+    assert RunSettings.of({"data": "d", "cohort": 5.0}).options()["cohort"] == 5
+    assert isinstance(RunSettings.of({"data": "d", "cohort": 5}).options()["cohort"], int)
+    assert RunSettings.of({"data": "d", "cohort": 1}).options()["cohort"] == 1.0
+    assert RunSettings.of({"data": "d", "cohort": 2.5}).options()["cohort"] == 2.5  # left to run, which refuses it
+
+
+def test_no_batch_size_is_the_flags_default_in_a_file_and_pythons_in_a_run_directory():
+    assert RunSettings.of({"data": "d"}).options()["batch_size"] == 32
+    assert RunSettings.of({"data": "d", "format": 1}).options()["batch_size"] is None
+    assert RunSettings.of({"data": "d", "format": 1, "batch_size": 8}).options()["batch_size"] == 8
+
+
+def test_a_name_too_long_for_a_file_is_refused():
+    with pytest.raises(InvalidArgument, match="cannot be read"):
+        RunSettings.of({"data": "x" * 999}).federation()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"a = ", "is not TOML"),
+        (b"a = 1\na = 2", "is not TOML"),
+        (b"a = " + b"9" * 5000, "is not TOML"),
+        (b"a = " + b"{a=" * 3000, "is not TOML"),
+        (b"\xff\xfe", "cannot be read as text"),
+    ],
+)
+def test_a_file_that_is_no_toml_is_refused(content, says, tmp_path):
+    (tmp_path / "c.toml").write_bytes(content)
+    with pytest.raises(InvalidArgument, match=says) as caught:
+        read(tmp_path / "c.toml")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_is_read_as_utf_8_whatever_the_locale(tmp_path, monkeypatch):
+    monkeypatch.setattr("locale.getpreferredencoding", lambda do=True: "ascii")
+    (tmp_path / "c.toml").write_bytes('label = "größe"'.encode())
+    assert read(tmp_path / "c.toml") == {"label": "größe"}
+
+
+def test_no_file_and_a_directory_are_refused(tmp_path):
+    for path, says in (
+        (tmp_path, "cannot be read"),
+        (tmp_path / "no.toml", "there is no file"),
+        (Path("a\0b"), "cannot be read|not TOML"),
+    ):
+        with pytest.raises(InvalidArgument, match=says):
+            read(path)
+
+
+def test_every_setting_has_a_flag_with_help():
+    for kind in (RunSettings, CompareSettings):
+        assert len(set(flags(kind))) == len(kind.model_fields)
+        assert all(field.description for field in kind.model_fields.values())
