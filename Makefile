@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test check check-all lint docs bench bench-methods clean
+.PHONY: help demo test check check-all lint docs bench bench-methods bench-advice clean
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -38,6 +38,9 @@ bench: $(READY)  ## Speed and memory, as ratios to bare PyTorch in the same run
 
 bench-methods: $(READY)  ## Every method on mnist5k, tuned on validation; writes docs/results/methods.md
 	$(BIN)/python -m benchmarks.methods
+
+bench-advice: $(READY)  ## Advice against the best in hindsight; writes docs/results/advice.md
+	$(BIN)/python -m benchmarks.advice
 
 clean:  ## Remove what the targets made
 	rm -rf .venv runs report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -22,7 +22,12 @@ CLIENTS, ROUNDS, EPOCHS, BATCH, SEEDS, PUBLIC = 20, 30, 2, 16, 3, 50  # PUBLIC r
 GRID = {"lr": [0.03, 0.1, 0.3], "lam": [0.03, 0.3, 3.0], "mu": [0.01, 0.1, 1.0], "alpha": [0.01, 0.1, 0.5]}
 MARGIN = 0.01
 # what a method needs said to take part: the group that stays personal, or the public rows
-OWN: dict[str, dict[str, Any]] = {"HypCluster": {"k": 3}, "PFedMe": {"lam": 3.0}, "KNNPer": {"k": 10}}
+OWN: dict[str, dict[str, Any]] = {
+    "HypCluster": {"k": 3},
+    "PFedMe": {"lam": 3.0},
+    "KNNPer": {"k": 10},
+    "AL2SGD": {"mu": 0.1, "smoothness": 10.0},
+}
 SINGLE = {"L2GD", "AL2SGD"}  # a round is one iteration: they get as many rounds as the others take steps
 ONE_MODEL = {"FedAvg", "FedProx", "Scaffold", "FedDyn", "FedDF", "FedAvgM", "FedAdam", "FedYogi"}  # not personalised
 REASONS: dict[str, str] = {}
@@ -82,7 +87,8 @@ def main(folder: str = "runs/bench-methods") -> None:
     runs: dict[str, Any] = {}
     records: dict[str, Any] = {}
     for group, (methods, model, times) in groups().items():
-        found = ft.compare(methods, fed, model, rounds=ROUNDS * times, out=f"{folder}/{group}", tune=GRID, **options)
+        grid = {name: values for name, values in GRID.items() if any(hasattr(m, name) for m in methods.values())}
+        found = ft.compare(methods, fed, model, rounds=ROUNDS * times, out=f"{folder}/{group}", tune=grid, **options)
         runs |= found.all
         records |= found.records()
     write(records, Path(folder) / "report.html", command="make bench-methods")

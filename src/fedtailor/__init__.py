@@ -12,6 +12,7 @@ from fedtailor.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from fedtailor import errors, models, tree
+    from fedtailor.advisor.advise import Advice, advise
     from fedtailor.algorithms import (
         AL2SGD,
         APFL,
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "fedtailor": ("errors", "models", "tree"),
+    "fedtailor.advisor.advise": ("Advice", "advise"),
     "fedtailor.data": ("Federation", "Work"),
     "fedtailor.engine.compare": ("Comparison", "compare"),
     "fedtailor.engine.run": ("run",),
@@ -77,6 +79,7 @@ __all__ = [
     "MTL",
     "SGD",
     "Adam",
+    "Advice",
     "Algorithm",
     "Comparison",
     "Cosine",
@@ -117,6 +120,7 @@ __all__ = [
     "ScaffoldP",
     "Task",
     "Work",
+    "advise",
     "check_algorithm",
     "compare",
     "descend",

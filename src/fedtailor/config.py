@@ -24,8 +24,8 @@ LARGEST = 2**63 - 1  # of a seed, and of a whole number in TOML
 SWITCHES = ("bias", "tune")  # the settings that are true or false
 
 
-class Settings(BaseModel):
-    """What a run and a comparison have in common."""
+class DataSettings(BaseModel):
+    """Where the clients' rows come from."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
@@ -47,21 +47,7 @@ class Settings(BaseModel):
     data_seed: int | None = Field(None, ge=0, le=LARGEST, description="Seed of the partition and the splits.")
     data_dir: str | None = Field(None, description="Where data sets lie (default: $FEDTAILOR_DATA).")
     with_: dict[str, Any] = Field(default_factory=dict, alias="with", description="Other options of the data set, as n=100.")
-    model: str = Field("linear", description="A network by name (see: fedtailor list models).")
-    rounds: int = Field(100, ge=1, le=LARGEST, description="Rounds of training.")
-    batch_size: int = Field(32, ge=0, le=LARGEST, description="Rows per step; 0 is all of a client's rows.")
-    cohort: float = Field(1.0, gt=0, allow_inf_nan=False, description="Clients per round: a share up to 1, or a number.")
-    seed: int = Field(0, ge=0, le=LARGEST, description="Seed of training.")
-    engine: Literal["auto", "loop", "vectorized"] = Field("auto", description="How clients are simulated.")
-    workers: int | None = Field(None, ge=1, description="Processes of the loop engine (default: the cores).")
-    dtype: Literal["float32", "float64"] = Field("float32", description="Precision.")
     task: Literal["classification", "regression", "multilabel"] | None = Field(None, description="Guessed from the labels.")
-    bias: bool = Field(True, description="A constant term in the linear model.")
-    weights: Literal["uniform", "size"] = Field("uniform", description="Weights of the clients in the mean.")
-    evaluate_every: int | None = Field(None, ge=0, description="Rounds between evaluations (0: at the end only).")
-    new_clients: float = Field(0.0, ge=0, lt=1, description="Share of clients held out, to meet the final model.")
-    checkpoint_every: int | None = Field(None, ge=1, description="Rounds between checkpoints (default: by the clock).")
-    device: Literal["cpu"] = Field("cpu", description="Where to compute.")
 
     @field_validator("*", mode="before")
     @classmethod
@@ -80,7 +66,7 @@ class Settings(BaseModel):
         given = {
             key.replace("-", "_") if key != "with" else key: value for key, value in values.items() if key not in BOOKKEEPING
         }
-        if "format" in values:
+        if "format" in values and "batch_size" in cls.model_fields:
             given.setdefault("batch_size", 0)
         try:
             return cls(**given)
@@ -105,6 +91,33 @@ class Settings(BaseModel):
     def is_table(self) -> bool:
         return Path(self.data).exists() or Path(self.data).suffix in (".csv", ".tsv", ".gz", ".parquet")
 
+    def toml(self) -> str:
+        """As a file: what differs from the defaults, and the rounds."""
+        values = self.model_dump(by_alias=True, exclude_none=True, exclude_defaults=True)
+        if "rounds" in type(self).model_fields:
+            values["rounds"] = self.rounds  # type: ignore[attr-defined]
+        tables = {key: value for key, value in values.items() if isinstance(value, dict)}
+        return tomli_w.dumps({**{k: v for k, v in values.items() if k not in tables}, **{k: v for k, v in tables.items() if v}})
+
+
+class Settings(DataSettings):
+    """What a run and a comparison have in common."""
+
+    model: str = Field("linear", description="A network by name (see: fedtailor list models).")
+    rounds: int = Field(100, ge=1, le=LARGEST, description="Rounds of training.")
+    batch_size: int = Field(32, ge=0, le=LARGEST, description="Rows per step; 0 is all of a client's rows.")
+    cohort: float = Field(1.0, gt=0, allow_inf_nan=False, description="Clients per round: a share up to 1, or a number.")
+    seed: int = Field(0, ge=0, le=LARGEST, description="Seed of training.")
+    engine: Literal["auto", "loop", "vectorized"] = Field("auto", description="How clients are simulated.")
+    workers: int | None = Field(None, ge=1, description="Processes of the loop engine (default: the cores).")
+    dtype: Literal["float32", "float64"] = Field("float32", description="Precision.")
+    bias: bool = Field(True, description="A constant term in the linear model.")
+    weights: Literal["uniform", "size"] = Field("uniform", description="Weights of the clients in the mean.")
+    evaluate_every: int | None = Field(None, ge=0, description="Rounds between evaluations (0: at the end only).")
+    new_clients: float = Field(0.0, ge=0, lt=1, description="Share of clients held out, to meet the final model.")
+    checkpoint_every: int | None = Field(None, ge=1, description="Rounds between checkpoints (default: by the clock).")
+    device: Literal["cpu"] = Field("cpu", description="Where to compute.")
+
     def options(self) -> dict[str, Any]:
         """What ``ft.run`` takes, beside the method, the data and the model."""
         names = (
@@ -126,11 +139,26 @@ class Settings(BaseModel):
         out["checkpoint_every"] = self.checkpoint_every
         return out
 
-    def toml(self) -> str:
-        """As a file: what differs from the defaults, and the rounds."""
-        values = self.model_dump(by_alias=True, exclude_none=True, exclude_defaults=True) | {"rounds": self.rounds}
-        tables = {key: value for key, value in values.items() if isinstance(value, dict)}
-        return tomli_w.dumps({**{k: v for k, v in values.items() if k not in tables}, **{k: v for k, v in tables.items() if v}})
+
+class AdviseSettings(DataSettings):
+    """What advice is asked about: the data, the model, and how a method would be trained."""
+
+    model: str = Field("linear", description="A network by name (see: fedtailor list models).")
+    rounds: int = Field(50, ge=1, le=LARGEST, description="Rounds that the advised method would be trained for.")
+    batch_size: int = Field(0, ge=0, le=LARGEST, description="Rows per step; 0 is all of a client's rows.")
+    steps: int | None = Field(None, ge=1, description="Steps per round (default: 10 on all rows, 2 epochs on batches).")
+    epochs: int | None = Field(None, ge=1, description="Epochs per round, in place of steps.")
+    lr: float | None = Field(None, gt=0, allow_inf_nan=False, description="Step size (default: found from the data, or 0.1).")
+    budget: int | None = Field(None, ge=1, description="Rounds of the trials at most, summed over the methods tried.")
+    seed: int = Field(0, ge=0, le=LARGEST, description="Seed of training.")
+    dtype: Literal["float32", "float64"] = Field("float32", description="Precision.")
+    bias: bool = Field(True, description="A constant term in the linear model.")
+    weights: Literal["uniform", "size"] = Field("uniform", description="Weights of the clients in the mean.")
+
+    def options(self) -> dict[str, Any]:
+        """What ``ft.advise`` takes, beside the data and the model."""
+        names = ("rounds", "steps", "epochs", "lr", "budget", "seed", "dtype", "bias", "weights")
+        return {**{name: getattr(self, name) for name in names}, "batch_size": self.batch_size or None}
 
 
 class RunSettings(Settings):
@@ -193,12 +221,12 @@ def read(path: Path) -> dict[str, Any]:
         raise InvalidArgument(f"{path} is not TOML: {' '.join(str(error).split())}") from None
 
 
-def flags(kind: type[Settings]) -> list[str]:
+def flags(kind: type[DataSettings]) -> list[str]:
     """Names of the settings, as they stand in a file."""
     return [field.alias or name for name, field in kind.model_fields.items()]
 
 
-def _said(error: ValidationError, kind: type[Settings]) -> str:
+def _said(error: ValidationError, kind: type[DataSettings]) -> str:
     first = error.errors()[0]
     name = ".".join(str(part) for part in first["loc"]) or "the settings"
     if first["type"] == "extra_forbidden":

@@ -1,0 +1,134 @@
+"""``make bench-advice``: advice against the best in hindsight, on generated federations and real ones; docs/results/advice.md."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fedtailor as ft
+from fedtailor.metrics.client import score_name
+
+ROUNDS, STEPS, FRESH = 40, 10, 500  # FRESH test rows per client
+LAMS = np.geomspace(0.001, 30, 12)
+
+
+def generated(count: int) -> Iterator[tuple[str, ft.Federation, int]]:
+    """(name, federation with fresh test rows, groups): linear and logistic, from alike to far apart, every tenth in groups."""
+    for i in range(count):
+        draw = np.random.default_rng([7, i])
+        m, n, d = int(draw.choice([10, 20, 40])), int(draw.choice([20, 50, 100])), int(draw.choice([3, 8]))
+        logistic = bool(i % 2)
+        ratio = float(draw.choice([0.0, 0.3, 1.0, 3.0, 10.0]))  # R^2 in units of the noise of a client's fit
+        groups = 3 if i % 10 == 9 else 1
+        scale = np.sqrt(ratio * (4 if logistic else 1) / n)  # per coordinate: a logistic row tells about a quarter as much
+        centers = draw.normal(size=(groups, d)) * (2.0 if groups > 1 else 1.0)
+        truth = centers[np.arange(m) % groups] + scale * draw.normal(size=(m, d))
+
+        def rows(w: Any, many: int, draw: Any = draw, logistic: bool = logistic, d: int = d) -> tuple[Any, Any]:
+            x = draw.normal(size=(many, d))
+            signal = x @ w
+            return x, (draw.random(many) < 1 / (1 + np.exp(-signal))).astype(int) if logistic else signal + draw.normal(size=many)
+
+        parts = [[rows(w, many) for w in truth] for many in (n, FRESH, max(4, n // 4))]
+        kind = "classification" if logistic else "regression"
+        fed = ft.Federation.from_arrays(*parts, task=kind, name=f"{kind} m={m} n={n} d={d} ratio={ratio:g} groups={groups}")
+        yield fed.name, fed, groups
+
+
+def real() -> Iterator[tuple[str, ft.Federation, int]]:
+    for name in ("schools", "exam", "dialysis", "heart"):
+        try:
+            yield name, ft.Federation.load(name), 1
+        except ft.errors.FedtailorError as error:
+            print(f"{name}: {error}")
+
+
+def judge(fed: ft.Federation, groups: int) -> dict[str, Any]:
+    """What the advice scores on test, against the best in hindsight; regret in points of accuracy or per cent of MSE."""
+    began = time.perf_counter()
+    advice = ft.advise(fed, rounds=ROUNDS, steps=STEPS)
+    spent = time.perf_counter() - began
+    lr = float(advice.algorithm.lr)  # type: ignore[arg-type]
+    most = 1 / lr if not isinstance(advice.algorithm, ft.FedCLUP) else 1 / lr - advice.lam
+    work = {"steps": STEPS, "lr": 1 / most}
+    tried: dict[str, ft.Algorithm] = {"Local": ft.Local(**work), "FedAvg": ft.FedAvg(**work)}
+    tried["FedAvgFT"] = ft.FedAvgFT(finetune_steps=STEPS, **work)
+    for lam in LAMS:
+        tried[f"FedCLUP {lam:.3g}"] = ft.FedCLUP(lam=float(lam), steps=STEPS, lr=1 / (most + lam))
+    if groups > 1:
+        tried["HypCluster"] = ft.HypCluster(k=groups, **work)
+    name = score_name(fed.kind)
+
+    def score(algorithm: ft.Algorithm) -> float:
+        return float(ft.run(algorithm, fed, rounds=ROUNDS, evaluate_every=0, engine="vectorized").summary[f"{name}_personal"])
+
+    scores = {label: score(algorithm) for label, algorithm in tried.items()}
+    mine = score(advice.algorithm)
+    best = (min if name == "mse" else max)(scores, key=lambda label: scores[label])
+    regret = 100 * (mine / scores[best] - 1) if name == "mse" else 100 * (scores[best] - mine)
+    all_steps = sum(len(fed) * ROUNDS * STEPS for _ in tried)
+    return {
+        "advice": advice,
+        "kind": fed.kind,
+        "mine": mine,
+        "best": best,
+        "hindsight": scores[best],
+        "regret": regret,
+        "share": advice.steps_used / all_steps,
+        "local": scores["Local"],
+        "fedavg": scores["FedAvg"],
+        "seconds": spent,
+    }
+
+
+def main(count: int = 200) -> None:
+    found = []
+    for name, fed, groups in generated(count):
+        found.append({"name": name, "groups": groups, **judge(fed, groups)})
+        r = found[-1]
+        best = f"best {r['best']} {r['hindsight']:.4f}, regret {r['regret']:.2f}"
+        print(f"{len(found)} {name}: {r['advice']!r} {r['mine']:.4f}, {best}", flush=True)
+    lines = ["# Advice against the best in hindsight", "", *_summary(found), "", "## Real federations", ""]
+    lines += [
+        "| set | advice | scored | best in hindsight | scored | regret | Local | FedAvg |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, fed, groups in real():
+        r = judge(fed, groups)
+        unit = "%" if r["kind"] == "regression" else "points"
+        numbers = f"{r['best']} | {r['hindsight']:.4f} | {r['regret']:.2f} {unit} | {r['local']:.4f} | {r['fedavg']:.4f} |"
+        lines.append(f"| {name} | `{r['advice']!r}` | {r['mine']:.4f} | {numbers}")
+        print(lines[-1], flush=True)
+    (Path(__file__).parents[1] / "docs" / "results" / "advice.md").write_text("\n".join(lines) + "\n")
+
+
+def _summary(found: list[dict[str, Any]]) -> list[str]:
+    out = [
+        f"Written by `make bench-advice`: {len(found)} generated federations (linear and logistic, 10 to 40 clients, 20 to 100 "
+        f"rows each, R² from 0 to ten times the noise of a client's fit, every tenth in three groups), {FRESH} fresh test rows "
+        f"per client. In hindsight: the best on test of Local, FedAvg, FedAvgFT, FedCLUP with {len(LAMS)} lams, HypCluster where "
+        f"there are groups; {ROUNDS} rounds of {STEPS} full-batch steps each.",
+        "",
+        "| | federations | mean regret | wanted | mean of the worst 5 % | wanted | steps, share of trying them all | wanted |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for kind, unit, wanted, worst in (("classification", "points", 1, 3), ("regression", "% of MSE", 2, None)):
+        mine = [r for r in found if r["kind"] == kind]
+        regrets = np.sort([r["regret"] for r in mine])[::-1]
+        tail = regrets[: max(1, len(regrets) // 20)]
+        share = np.mean([r["share"] for r in mine])
+        limit = f"{worst} {unit}" if worst else "-"
+        worst_five = f"{tail.mean():.2f} {unit} | {limit}"
+        out.append(
+            f"| {kind} | {len(mine)} | {regrets.mean():.2f} {unit} | {wanted} {unit} | {worst_five} | {share:.0%} | 25 % |"
+        )
+    return out
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

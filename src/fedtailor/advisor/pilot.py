@@ -1,0 +1,138 @@
+"""A short race of methods on validation rows: all run a little, those clearly behind stop, the others run on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtailor.algorithms.base import Algorithm
+from fedtailor.data import rng
+from fedtailor.data.federation import Federation, Split
+from fedtailor.engine.base import Engine, one_thread
+from fedtailor.engine.measure import Columns, evaluate
+from fedtailor.engine.run import State, choose_engine, play_on
+from fedtailor.engine.setup import make_plan
+from fedtailor.errors import Diverged, InvalidData
+from fedtailor.metrics.client import score_name
+from fedtailor.runs.store import Store
+from fedtailor.task import Task
+
+BEHIND = 2.0  # standard errors of the paired difference beyond which a method is clearly behind
+
+
+@dataclass(eq=False)
+class Entrant:
+    """A method in the race: where it is, and what its clients score on their validation rows (higher is better)."""
+
+    label: str
+    algorithm: Algorithm
+    engine: Engine
+    state: State
+    scores: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    losses: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    rounds: int = 0
+    out: bool = False
+
+    @property
+    def score(self) -> float:
+        return float(self.scores.mean()) if len(self.scores) else -np.inf
+
+    @property
+    def loss(self) -> float:
+        return float(self.losses.mean()) if len(self.losses) else np.inf
+
+
+class Race:
+    """Runs methods on a federation whose validation rows judge them; the test rows are not there at all."""
+
+    def __init__(self, task: Task, federation: Federation, batch_size: int | None, seed: int, rounds: int, weights: str) -> None:
+        assert federation.val is not None
+        self.task, self.seed, self.rounds, self.batch_size, self.weights = task, seed, rounds, batch_size, weights
+        self.federation = replace(federation, test=federation.val)
+        self.entrants: dict[str, Entrant] = {}
+        self.steps = 0  # gradient steps of all clients so far
+
+    def enter(self, label: str, algorithm: Algorithm) -> None:
+        plan = make_plan(algorithm, self.task, self.federation, self.batch_size, self.seed, self.weights)
+        state = State(*algorithm.init_server(self.task), Store(len(self.federation)))
+        engine, _ = choose_engine("auto", plan, state.shared, 1, len(self.federation), self.seed, None)
+        self.entrants[label] = Entrant(label, algorithm, engine, state)
+
+    @one_thread()
+    def go(self, label: str, rounds: int) -> None:
+        """Run a method until it has played ``rounds``, and judge it."""
+        who = self.entrants[label]
+        plan = who.engine.plan
+        each = sum(int(plan.feed.steps(np.arange(len(self.federation)), phase).sum()) for phase in plan.feed.phases)
+        try:
+            for rnd in play_on(who.engine, who.state, self.rounds, len(self.federation), self.seed):
+                who.state.records.append({})
+                self.steps += each
+                if rnd.number + 1 >= rounds:
+                    break
+            _, clients = evaluate(who.engine, who.state.shared, who.state.store)
+        except Diverged:
+            who.out = True
+            who.scores, who.losses = np.zeros(0), np.zeros(0)
+            return
+        who.rounds = rounds
+        who.scores, who.losses = _scores(self.task.kind, clients), clients["loss_personal"]
+
+    def standing(self) -> list[Entrant]:
+        """Those still in the race that have run, the best first."""
+        return sorted((e for e in self.entrants.values() if e.rounds and not e.out), key=lambda e: (-e.score, e.loss))
+
+    def behind(self, label: str, best: str) -> float:
+        """How many standard errors a method is behind another, paired over clients."""
+        apart = self.entrants[best].scores - self.entrants[label].scores
+        error = apart.std(ddof=1) / np.sqrt(len(apart)) if len(apart) > 1 else np.inf
+        return float(apart.mean() / error) if error > 0 else float(np.sign(apart.mean()) * (np.inf if apart.mean() else 0))
+
+    def drop(self, keep: int) -> None:
+        """Stop those clearly behind the best, and all but the best ``keep``."""
+        ranked = self.standing()
+        for place, entrant in enumerate(ranked):
+            if place >= keep or self.behind(entrant.label, ranked[0].label) > BEHIND:
+                entrant.out = True
+
+
+def _scores(kind: str, clients: Columns) -> NDArray[np.float64]:
+    values = clients[f"{score_name(kind)}_personal"]
+    return -values if kind == "regression" else values
+
+
+def with_validation(federation: Federation, share: float, seed: int) -> Federation:
+    """The federation itself if it has validation rows; otherwise a share of every client's training rows is set apart."""
+    if federation.val is not None:
+        return federation
+    sizes = federation.train.sizes
+    if sizes.min() < 2:
+        name = federation.names[int(sizes.argmin())]
+        raise InvalidData(
+            f"client {name} has one training row: none can be set apart to judge on; leave the client out or give val="
+        )
+    kept: list[NDArray[np.int64]] = []
+    apart: list[NDArray[np.int64]] = []
+    for i, name in enumerate(federation.names):
+        rows = federation.train.offsets[i] + rng.generator(seed, "validation", rng.purpose(name)).permutation(int(sizes[i]))
+        count = min(max(1, round(share * int(sizes[i]))), int(sizes[i]) - 1)
+        apart.append(np.sort(rows[:count]))
+        kept.append(np.sort(rows[count:]))
+    return replace(federation, train=_pick(federation.train, kept), val=_pick(federation.train, apart))
+
+
+def _pick(split: Split, rows: list[NDArray[np.int64]]) -> Split:
+    index = np.concatenate(rows)
+    return Split(split.x[index], split.y[index], np.concatenate([[0], np.cumsum([len(r) for r in rows])]))
+
+
+def table(race: Race) -> list[Mapping[str, Any]]:
+    """What the race has shown, the best first; those that stopped early after the others."""
+    rows = sorted((e for e in race.entrants.values() if e.rounds), key=lambda e: (e.out, -e.score, e.loss))
+    name = score_name(race.task.kind)
+    sign = -1 if race.task.kind == "regression" else 1
+    return [{"method": e.label, f"val_{name}": sign * e.score, "val_loss": e.loss, "rounds": e.rounds} for e in rows]

@@ -1,0 +1,160 @@
+"""Settings as flags: a command whose parameters are those of ``fedtailor.config``, one by one."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from fedtailor.cli.base import Json
+from fedtailor.config import DataSettings, RunSettings, assignments, flags, join, read, value
+from fedtailor.errors import InvalidArgument, nearest
+
+Config = Annotated[Path | None, typer.Option("--config", help="A TOML file with the names of the flags; flags win.")]
+SaveConfig = Annotated[Path | None, typer.Option("--save-config", help="Write the settings to a TOML file as well.")]
+Out = Annotated[Path | None, typer.Option("--out", help="The run directory (default: a new one under runs/).")]
+LISTS = ("methods", "features", "drop")  # given with commas
+TABLES = ("set", "with", "grid")  # given as NAME=VALUE
+
+
+def command_of(kind: type[DataSettings], action: Callable[..., None], metavar: str, about: str | None) -> Callable[..., None]:
+    """A function whose parameters are the settings, for typer to read."""
+
+    def command(**given: Any) -> None:
+        what: list[str] = given.pop("what") or []
+        config, save, out, as_json = (given.pop(name) for name in ("config", "save_config", "out", "as_json"))
+        layers: list[Mapping[str, Any]] = [read(config)] if config else []
+        layers.append(
+            {name.rstrip("_"): v for name, v in given.items() if v is not None and v != [] and name.rstrip("_") not in TABLES}
+        )
+        for table in TABLES:
+            pairs = given.get(f"{table}_") or given.get(table) or []
+            if pairs:
+                layers.append({table: assignments(pairs, f"--{table}")})
+        layers.append(_words(kind, what))
+        values = join(*layers)
+        for name in LISTS:
+            if isinstance(values.get(name), str):
+                values[name] = [part.strip() for part in values[name].split(",") if part.strip()]
+        if "grid" in values and isinstance(values["grid"], dict):
+            values["grid"] = {k: v if isinstance(v, list) else [v] for k, v in values["grid"].items()}
+        if "data" not in values:
+            raise InvalidArgument("no data given; name a data set (see: fedtailor data list), a table or a folder")
+        settings = kind.of(values)
+        action(settings, out, as_json, save)
+
+    parameters = [inspect.Parameter("what", inspect.Parameter.KEYWORD_ONLY, annotation=_argument(metavar), default=None)]
+    for name, field in kind.model_fields.items():
+        flag = "--" + (field.alias or name).replace("_", "-")
+        parameters.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=_option(name, flag, field), default=None)
+        )
+    for name, annotation in (("config", Config), ("save_config", SaveConfig), ("out", Out), ("as_json", Json)):
+        default = False if name == "as_json" else None
+        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default))
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    command.__doc__ = about
+    return command
+
+
+def _argument(metavar: str) -> Any:
+    return Annotated[list[str] | None, typer.Argument(metavar=metavar, help="What to train on.", autocompletion=_complete)]
+
+
+def _complete(incomplete: str) -> list[str]:
+    from fedtailor.data.sources import SOURCES
+
+    return [name for name in SOURCES if name.startswith(incomplete)]
+
+
+def _complete_method(incomplete: str) -> list[str]:
+    from fedtailor.algorithms import METHODS
+    from fedtailor.algorithms.settings import slug
+
+    done, comma, last = incomplete.rpartition(",")
+    return [f"{done}{comma}{slug(m)}" for m in METHODS if slug(m).startswith(last)]
+
+
+def _option(name: str, flag: str, field: Any) -> Any:
+    """The flag for a setting: its type without None, lists and tables as text."""
+    plain = name.rstrip("_")
+    help_ = field.description or ""
+    default = field.default if field.default_factory is None else None
+    if default is not None and plain not in TABLES and default.__class__.__name__ != "PydanticUndefinedType":
+        shown = ",".join(default) if isinstance(default, list) else default
+        help_ += f" [default: {shown}]"
+    if plain in TABLES:
+        return Annotated[list[str] | None, typer.Option(flag, help=help_, metavar="NAME=VALUE")]
+    if plain in LISTS:
+        more = {"autocompletion": _complete_method} if plain == "methods" else {}
+        return Annotated[str | None, typer.Option(flag, help=help_, metavar="A,B", **more)]  # type: ignore[arg-type]
+    kinds = [t for t in (typing.get_args(field.annotation) or (field.annotation,)) if t is not types.NoneType]
+    if typing.get_origin(field.annotation) is Literal or typing.get_origin(kinds[0]) is Literal:
+        words = typing.get_args(field.annotation if typing.get_origin(field.annotation) is Literal else kinds[0])
+        return Annotated[str | None, typer.Option(flag, help=help_, metavar="|".join(words))]
+    if kinds[0] is bool:
+        return Annotated[bool | None, typer.Option(f"{flag}/--no-{flag[2:]}", help=help_)]
+    more = {"autocompletion": _complete_method} if plain == "method" else {}
+    return Annotated[kinds[0] | None, typer.Option(flag, help=help_, **more)]  # type: ignore[arg-type]
+
+
+def _words(kind: type[DataSettings], what: Sequence[str]) -> dict[str, Any]:
+    """The words without a flag (method, data) and the flags that are settings of the method."""
+    out: dict[str, Any] = {}
+    words: list[str] = []
+    given = list(what)
+    while given:
+        word = given.pop(0)
+        if not word.startswith("--") or len(word) < 3:
+            words.append(word)
+            continue
+        name, equals, text = word[2:].partition("=")
+        if not equals:
+            if not given or given[0].startswith("--"):
+                raise InvalidArgument(_unknown(kind, name) or f"--{name} needs a value")
+            text = given.pop(0)
+        if hint := _unknown(kind, name):
+            raise InvalidArgument(hint)
+        out.setdefault("set", {})[name.replace("-", "_")] = value(text)
+    if kind is RunSettings and len(words) == 2:
+        from fedtailor.algorithms.settings import find
+
+        try:
+            find(words[0])
+        except InvalidArgument:
+            if not _is_data(words[0]):
+                raise
+            find(words[1])  # "run digits fedavg" is as good as "run fedavg digits"
+            words.reverse()
+        out["method"], out["data"] = words
+    elif len(words) == 1:
+        out["data"] = words[0]
+    elif words:
+        raise InvalidArgument(f"cannot make sense of {' '.join(words)!r}; give the data, and everything else as flags")
+    return out
+
+
+def _is_data(word: str) -> bool:
+    from fedtailor.data.sources import SOURCES, TABLES
+
+    return word in SOURCES or word.endswith(TABLES) or any(mark in word for mark in "/:") or os.path.exists(word)
+
+
+def _unknown(kind: type[DataSettings], name: str) -> str | None:
+    """A hint if no method has such a setting."""
+    import dataclasses
+
+    from fedtailor.algorithms import METHODS
+
+    own = {f.name.replace("_", "-") for method in METHODS for f in dataclasses.fields(method)}
+    if name.replace("_", "-") in own:
+        return None
+    others = [flag.replace("_", "-") for flag in flags(kind)] + ["config", "save-config", "out", "json", "help"]
+    return f"unknown flag --{name}; {nearest(name, [*others, *sorted(own)], 'see fedtailor run --help for')}"

@@ -1,0 +1,193 @@
+"""Do the clients form groups far from each other? From the same one exchange as ``heterogeneity`` (MINIMAX section 3.3).
+
+Where clients lie in far-apart groups, R^2 over all of them says "do not learn together" although members of a group should. A
+federation without groups, be its clients alike or different, is told from one with groups by simulation: the clients' fits are
+drawn again around one center (then two, three, ...), with the scatter seen around it and each client's own sampling noise, and
+grouped by Ward's method. The number of groups is the first for which no finer grouping of the clients is tighter than the finer
+groupings of such draws. A single far-off client is not a group.
+
+Distances are in units of the noise: directions that are known worse than average count for less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.cluster.hierarchy import fcluster, ward
+
+from fedtailor.data import rng
+from fedtailor.errors import InvalidArgument
+from fedtailor.theory.heterogeneity import Numbers, Summary, usable
+
+Labels = NDArray[np.int64]
+
+LEVEL = 0.05
+DRAWS = 199
+MOST = 10  # groups looked for
+REPEATS = 50  # of the noise, for stability
+FEWEST = 4  # clients that can form two groups
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """``k`` groups (1: none can be told apart) and the group of each client, 0 to k - 1, the largest group first.
+
+    ``within_r2`` and ``between_r2`` split R^2, noise taken off, into scatter inside groups and that of their centers; ``p`` is
+    the chance of a grouping as tight if there were none; ``stability`` the agreement (adjusted Rand index, mean) with groupings
+    of the same clients under fresh noise, 1 for k = 1. Clients in ``left_out`` had too little data to look for groups with; they
+    are put into the group whose center is nearest.
+    """
+
+    k: int
+    labels: tuple[int, ...]
+    names: tuple[str, ...]
+    within_r2: float
+    between_r2: float
+    p: float
+    stability: float
+    text: str
+    left_out: tuple[str, ...] = ()
+
+    def json(self) -> dict[str, Any]:
+        return {
+            "k": self.k,
+            "labels": dict(zip(self.names, self.labels, strict=True)),
+            "within_r2": self.within_r2,
+            "between_r2": self.between_r2,
+            "p": self.p,
+            "stability": self.stability,
+            "text": self.text,
+            "left_out": list(self.left_out),
+        }
+
+
+def find(received: Sequence[Summary], *, most: int = MOST, seed: int = 0) -> Clusters:
+    """The groups that the clients' summaries form, at most ``most`` of them."""
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        raise InvalidArgument(f"most must be a whole number of groups of at least 1, not {most!r}")
+    kept = usable(received)
+    draw = rng.generator(seed, "clusters")
+    scale = _scale(np.mean([s.covariance for s in kept], 0))
+    points = np.stack([s.parameters for s in kept]) @ scale
+    noises = [scale @ s.covariance @ scale for s in kept]
+    limit = min(most, len(kept) // 2) if len(kept) >= FEWEST else 1
+    k, p = _number(points, noises, limit, draw)
+    labels = _group(points, k)
+    centers = np.stack([points[labels == g].mean(0) for g in range(k)])
+    within, total = _scatter(kept, labels), _scatter(kept, np.zeros_like(labels))
+    stability = 1.0 if k == 1 else _stability(points, noises, labels, draw)
+    return Clusters(
+        k=k,
+        labels=tuple(int(((s.parameters @ scale - centers) ** 2).sum(1).argmin()) for s in received)
+        if len(kept) < len(received)
+        else tuple(labels.tolist()),
+        names=tuple(s.name or str(i) for i, s in enumerate(received)),
+        within_r2=max(0.0, within),
+        between_r2=max(0.0, total - within) if k > 1 else 0.0,
+        p=p,
+        stability=stability,
+        text=_say(k, labels, p, stability, limit),
+        left_out=tuple(s.name for s in received if all(s is not other for other in kept)),
+    )
+
+
+def _scale(noise: Numbers) -> Numbers:
+    """The symmetric matrix that divides directions by their noise; those known better than average are taken as average, so
+    that their true scatter does not drown what separates groups elsewhere."""
+    values, turn = np.linalg.eigh(noise)
+    least = float(values.mean())
+    return np.eye(len(noise)) if least <= 0 else (turn / np.sqrt(np.maximum(values, least))) @ turn.T
+
+
+def _number(points: Numbers, noises: Sequence[Numbers], limit: int, draw: np.random.Generator) -> tuple[int, float]:
+    """(the number of groups, the p-value of one group)."""
+    first = 1.0
+    for k in range(1, limit):
+        p = _p_value(points, noises, k, limit, draw)
+        first = p if k == 1 else first
+        if p > LEVEL:
+            return k, first
+    return limit, first
+
+
+def _p_value(points: Numbers, noises: Sequence[Numbers], k: int, limit: int, draw: np.random.Generator) -> float:
+    """How often draws around k centers group as tightly, into some number of groups above k, as the points do."""
+    labels = _group(points, k)
+    draws = _draws(points, noises, labels, k, draw)
+    tight, allowed = map(np.stack, zip(*(_tightness(some, k, limit) for some in [points, *draws]), strict=True))
+    spread = np.maximum(tight[1:].std(0), 1e-12)
+    gaps = np.where(allowed, (tight[1:].mean(0) - tight) / spread, -np.inf).max(1)
+    return float((1 + (gaps[1:] >= gaps[0]).sum()) / (1 + len(draws)))
+
+
+def _draws(points: Numbers, noises: Sequence[Numbers], labels: Labels, k: int, draw: np.random.Generator) -> Numbers:
+    """Points drawn around the groups' centers with the scatter in the groups: [draws, m, p]."""
+    m, p = points.shape
+    centers = np.stack([points[labels == g].mean(0) for g in range(k)])[labels]
+    apart = points - centers
+    scatter = apart.T @ apart / (m - k) - np.mean(noises, 0)
+    values, turn = np.linalg.eigh(scatter)
+    root = turn * np.sqrt(np.maximum(values, 0.0))
+    out = centers + draw.normal(size=(DRAWS, m, p)) @ root.T
+    for i, noise in enumerate(noises):
+        out[:, i] += draw.normal(size=(DRAWS, p)) @ _root(noise).T
+    return out
+
+
+def _root(covariance: Numbers) -> Numbers:
+    values, turn = np.linalg.eigh(covariance)
+    return turn * np.sqrt(np.maximum(values, 0.0))
+
+
+def _tightness(points: Numbers, k: int, limit: int) -> tuple[Numbers, NDArray[np.bool_]]:
+    """For k + 1 to ``limit`` groups: the log of the scatter in them relative to that in k, and have all at least two members?"""
+    tree = ward(points)
+    inside = np.concatenate([[0.0], np.cumsum(tree[:, 2] ** 2 / 2)])[::-1]  # [j - 1] for j groups: a merge adds height^2/2
+    counts = range(k + 1, limit + 1)
+    floor = 1e-12 * inside[0] + np.finfo(float).tiny
+    tight = np.array([np.log(inside[j - 1] + floor) - np.log(inside[k - 1] + floor) for j in counts])
+    return tight, np.array([np.bincount(fcluster(tree, j, "maxclust"))[1:].min() > 1 for j in counts])
+
+
+def _group(points: Numbers, k: int) -> Labels:
+    """Ward's grouping into k, every point then moved to the nearest center until none moves; the largest group first."""
+    labels = np.zeros(len(points), np.int64) if k == 1 else fcluster(ward(points), k, "maxclust").astype(np.int64) - 1
+    for _ in range(20):
+        centers = np.stack([points[labels == g].mean(0) for g in range(k)])
+        moved = ((points[:, None] - centers) ** 2).sum(2).argmin(1)
+        if (moved == labels).all() or len(np.unique(moved)) < k:
+            break
+        labels = moved
+    order = np.argsort(-np.bincount(labels, minlength=k), kind="stable")
+    return np.argsort(order)[labels]
+
+
+def _scatter(kept: Sequence[Summary], labels: Labels) -> float:
+    """Mean squared distance to the center of the own group, noise taken off."""
+    W, noise = np.stack([s.parameters for s in kept]), np.array([s.noise for s in kept])
+    out = 0.0
+    for g in np.unique(labels):
+        own = labels == g
+        out += float(((W[own] - W[own].mean(0)) ** 2).sum()) - (1 - 1 / own.sum()) * float(noise[own].sum())
+    return out / len(kept)
+
+
+def _stability(points: Numbers, noises: Sequence[Numbers], labels: Labels, draw: np.random.Generator) -> float:
+    from sklearn.metrics import adjusted_rand_score
+
+    k, p = int(labels.max()) + 1, points.shape[1]
+    fresh = np.stack([draw.normal(size=(REPEATS, p)) @ _root(noise).T for noise in noises], 1)
+    return float(np.mean([adjusted_rand_score(labels, _group(points + some, k)) for some in fresh]))
+
+
+def _say(k: int, labels: Labels, p: float, stability: float, limit: int) -> str:
+    if limit < 2:
+        return f"{len(labels)} clients are too few to look for groups."
+    if k == 1:
+        return f"The clients form no groups that can be told apart (p = {p:.2g})."
+    sizes = ", ".join(map(str, np.bincount(labels)))
+    return f"The clients form {k} groups, of {sizes} clients (p = {p:.2g}; agreement under fresh noise {stability:.2f})."
