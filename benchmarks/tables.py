@@ -1,10 +1,12 @@
 """Reading a table as a federation, against pandas reading the same file: 1,000,000 rows of 1,000 clients.
 
-``python -m benchmarks.tables`` prints time and peak memory of both (medians, a process per measurement) and their ratios.
+``python -m benchmarks.tables`` prints time and peak memory of both (medians, a process per measurement), their ratios, and how
+busy the machine was.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -73,6 +75,7 @@ def main() -> None:
         print(f"{reader:10} {seconds:6.2f} s {work:6.2f} s of work {megabytes:7.0f} MB")
     ratios = [ours / theirs for ours, theirs in zip(found["fedtailor"], found["pandas"], strict=True)]
     print(f"{'ratio':10} {ratios[0]:6.2f}   {ratios[1]:6.2f}           {ratios[2]:7.2f}")
+    print(f"load average of the last minute: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
 
 
 if __name__ == "__main__":

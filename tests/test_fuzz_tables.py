@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedtailor import Federation
-from fedtailor.data.schema import Schema, read_column
+from fedtailor.data.columns import read_column
+from fedtailor.data.schema import Schema
 from fedtailor.errors import FedtailorError
 
 

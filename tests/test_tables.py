@@ -17,8 +17,10 @@ from PIL import Image
 
 import fedtailor as ft
 from fedtailor import Federation, errors
-from fedtailor.data.schema import Column, Schema, text
-from fedtailor.data.tables import draw_all, draw_parts, median, sort_by
+from fedtailor.data.schema import Column, Schema
+from fedtailor.data.tables.draw import draw_all, draw_parts, sort_by
+from fedtailor.data.tables.features import median
+from fedtailor.data.words import text
 from tests.test_bad_input import refused
 
 SPLIT = ["train", "train", "test", "train", "train", "test"]  # of two clients with three rows each
@@ -339,6 +341,26 @@ def test_a_word_among_numbers_to_predict_is_refused_by_row():
         read(small(y=[1.5, "two", 3, 4, 5, 6]), task="regression")
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"y": [1, 2, 3, 4, 5, np.inf]}, ["'y'", "infinite in row 6", "replace it, or remove the row"]),
+        ({"y": [*map(str, range(20)), "low", *map(str, range(21, 24))]}, ["'y'", "'low' in row 21", "remove the row"]),
+        ({"y": [0, 1, 0, 1, 0, [1]]}, ["'y'", "list in row 6", "remove the row"]),
+        ({"y": [1j, 2, 3, 4, 5, 6]}, ["'y'", "complex", "real ones"]),
+        ({"who": ["a", "a", "a", "b", ["b"], "b"]}, ["'who'", "list in row 5", "remove the row"]),
+        ({"part": [*SPLIT[:5], ("test",)]}, ["'part'", "tuple in row 6", "remove the row"]),
+    ],
+)
+def test_no_one_is_told_to_drop_the_label_the_client_or_the_split(change, words):
+    rows = len(next(iter(change.values())))
+    frame = pd.concat([small()] * (rows // 6), ignore_index=True).assign(**change)
+    with pytest.raises(errors.InvalidData) as caught:
+        read(frame)
+    assert all(word in str(caught.value) for word in words)
+    assert "--drop" not in str(caught.value)
+
+
 # -- clients -----------------------------------------------------------------------------------------------------------
 
 
@@ -358,6 +380,16 @@ def test_clients_are_named_as_written_and_sorted(clients, names):
     frame = pd.DataFrame({"who": pd.Series(clients * 6, dtype=object), "y": [0, 1, 1] * 6, "x": np.arange(18) % 5})
     frame["who"] = frame["who"].infer_objects()
     assert Federation.from_table(frame, client="who", label="y").names == names
+
+
+def test_whole_numbers_close_together_are_the_clients_they_say():
+    who = np.array([7, -2, 3, 7] * 5)  # from -2 to 7, most of them nobody
+    frame = pd.DataFrame({"who": who, "y": [0, 1] * 10, "x": np.arange(20.0)})
+    made = Federation.from_table(frame, client="who", label="y", standardize="none")
+    assert made.names == ("-2", "3", "7")
+    for i, name in enumerate(made.names):
+        rows = torch.cat([part.client(i)[0] for part in (made.train, made.test, made.val)])[:, 0]
+        assert sorted(rows.tolist()) == np.flatnonzero(who == int(name)).tolist()
 
 
 def test_every_client_is_split_class_by_class():
@@ -533,7 +565,7 @@ def test_two_columns_of_the_same_name_are_refused(tmp_path):
         ("t.csv", b'who,y,x\na,1,"2\n', ["never closed"]),
         ("t.csv", b"who;y;x\na;1;2\n", ["separated by ';'"]),
         ("t.csv.gz", b"who,y,x\na,1,2\n", ["gzip"]),
-        ("t.csv.gz", gzip.compress(b"who,y,x\na,1,2\n" * 99)[:-9], ["gzip"]),
+        ("t.csv.gz", gzip.compress(b"who,y,x\na,1,2\n" * 99, mtime=0)[:-9], ["gzip"]),
         ("t.parquet", b"who,y,x\na,1,2\n", ["cannot be read"]),
     ],
 )
@@ -573,6 +605,17 @@ def test_a_file_gives_what_its_data_frame_gives(tmp_path, name):
     assert made.schema == expected.schema
     assert made.name == name
     assert expected.name == "table"
+
+
+def test_a_file_is_read_the_same_with_and_without_pyarrow(tmp_path):
+    many().to_csv(tmp_path / "t.csv", index=False)
+    made = []
+    for storage in ("auto", "python"):
+        with pd.option_context("mode.string_storage", storage):
+            made.append(Federation.from_table(tmp_path / "t.csv", client="who", label="y"))
+    assert torch.equal(made[0].train.x, made[1].train.x)
+    assert made[0].schema == made[1].schema
+    assert made[0].notes == made[1].notes
 
 
 def test_the_recipe_makes_the_same_federation_again(tmp_path, monkeypatch):
@@ -631,6 +674,28 @@ def test_new_rows_may_be_few_and_of_other_types():
     assert made.schema.encode(new).tolist() == [[1, 0, 1, 4]]
     assert made.schema.encode(pd.DataFrame({"w": ["new"], "b": ["False"], "d": [None]})).tolist() == [[0, 0, 0, 0.5]]
     assert made.schema.encode(new.iloc[:0]).shape == (0, 4)
+
+
+def test_words_that_a_file_of_new_rows_turns_into_numbers_are_still_those_words(tmp_path):
+    lines = ["a,0,train,007,true", "a,1,train,1.50,no", "a,0,test,x7,no", "b,1,train,x7,no", "b,0,train,x7,no", "b,1,test,x7,no"]
+    (tmp_path / "t.csv").write_text("\n".join(["who,y,part,code,flag", *lines]))
+    schema = read(tmp_path / "t.csv").schema
+    assert schema.names() == ["code=007", "code=1.50", "code=x7", "flag=no", "flag=true"]
+    (tmp_path / "new.csv").write_text("code,flag\n007,true\n1.50,true\n8,false\n")
+    new = pd.read_csv(tmp_path / "new.csv")
+    assert [dtype.kind for dtype in new.dtypes] == ["f", "b"]
+    assert schema.encode(new).tolist() == [[1, 0, 0, 0, 1], [0, 1, 0, 0, 1], [0, 0, 0, 0, 0]]
+
+
+def test_a_number_that_may_be_two_words_is_the_one_it_reads_as():
+    schema = read(small(code=["7", "007", "x", "x", "x", "7"])).schema
+    assert schema.columns[1].categories == ("007", "7", "x")
+    assert schema.encode(pd.DataFrame({"x": [0], "code": [7]})).tolist() == [[0, 0, 1, 0]]
+
+
+def test_a_long_whole_number_is_not_taken_for_its_neighbour():
+    schema = read(small(code=pd.Categorical([2**60, 5, 5, 2**60, 5, 5]))).schema
+    assert schema.encode(pd.DataFrame({"x": [0, 0], "code": [2**60, 2**60 + 1]})).tolist() == [[0, 1, 0], [0, 0, 0]]
 
 
 def test_new_rows_that_do_not_fit_are_refused():

@@ -2,7 +2,7 @@
 
 Where clients lie in far-apart groups, R^2 over all of them says "do not learn together" although members of a group should. A
 federation without groups, be its clients alike or different, is told from one with groups by simulation: the clients' fits are
-drawn again around one center (then two, three, ...), with the scatter seen around it and each client's own sampling noise, and
+drawn again around one center (then two, three, ...), with the scatter seen around it and each client's share of the noise, and
 grouped by Ward's method. The number of groups is the first for which no finer grouping of the clients is tighter than the finer
 groupings of such draws. A single far-off client is not a group.
 
@@ -125,17 +125,22 @@ def _p_value(points: Numbers, noises: Sequence[Numbers], k: int, limit: int, dra
 
 
 def _draws(points: Numbers, noises: Sequence[Numbers], labels: Labels, k: int, draw: np.random.Generator) -> Numbers:
-    """Points drawn around the groups' centers with the scatter in the groups: [draws, m, p]."""
-    m, p = points.shape
-    centers = np.stack([points[labels == g].mean(0) for g in range(k)])[labels]
-    apart = points - centers
-    scatter = apart.T @ apart / (m - k) - np.mean(noises, 0)
-    values, turn = np.linalg.eigh(scatter)
-    root = turn * np.sqrt(np.maximum(values, 0.0))
-    out = centers + draw.normal(size=(DRAWS, m, p)) @ root.T
-    for i, noise in enumerate(noises):
-        out[:, i] += draw.normal(size=(DRAWS, p)) @ _root(noise).T
-    return out
+    """Points around the groups' centers with exactly the covariance of the scatter in the groups, otherwise flat: [draws, m, p].
+
+    The scatter is U diag(s) V'; U is drawn afresh, orthonormal and with no mean in any group. Its entries are uniform, the flattest
+    law with one mode; a client with more noise has larger ones.
+    """
+    member = np.eye(k)[labels]
+    member /= member.sum(0) ** 0.5
+    _, sizes, turn = np.linalg.svd(points - member @ (member.T @ points), full_matrices=False)
+    kept = sizes[: len(points) - k] > 1e-9 * max(float(sizes[0]), np.finfo(float).tiny)
+    sizes, turn = sizes[: len(kept)][kept], turn[: len(kept)][kept]
+    noise = np.array([np.trace(each) for each in noises])
+    true = max(0.0, float((sizes**2).sum()) / (len(points) - k) - float(noise.mean()))
+    size = np.sqrt(true + noise + np.finfo(float).tiny)
+    raw = draw.uniform(-1, 1, size=(DRAWS, len(points), len(sizes))) * size[:, None]
+    frames = np.linalg.qr(raw - member @ (member.T @ raw))[0]
+    return member @ (member.T @ points) + frames * sizes @ turn
 
 
 def _root(covariance: Numbers) -> Numbers:
