@@ -244,7 +244,7 @@ def test_a_clear_loss_says_that_learning_together_hurts():
 
 def test_no_difference_says_that_local_training_is_as_good():
     text = read(trio([0.5] * 8, [0.5] * 8, [0.5] * 8)).text
-    assert "Local training is as good" in text
+    assert "Local training may be as good" in text
     assert "p = 1.00" in text
 
 

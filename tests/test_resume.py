@@ -244,7 +244,7 @@ def full_disk(out, digits):
     """Files may not grow beyond a size that a few rounds reach."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
     try:
-        go("loop", digits, out, rounds=400, evaluate_every=1)
+        go("loop", digits, out, rounds=60, evaluate_every=1)
     except ft.errors.CannotWrite as error:
         (out / "said").write_text(str(error))
 
@@ -259,8 +259,8 @@ def test_a_full_disk_is_said_and_the_last_checkpoint_is_intact(digits, tmp_path)
     assert "\n" not in said
     assert not list((tmp_path / "b").rglob("*.part"))
     assert checkpoint.newest(tmp_path / "b" / "checkpoints").number > 0
-    whole = go("loop", digits, tmp_path / "a", rounds=400, evaluate_every=1)
-    again = go("loop", digits, tmp_path / "b", rounds=400, evaluate_every=1, resume=True)
+    whole = go("loop", digits, tmp_path / "a", rounds=60, evaluate_every=1)
+    again = go("loop", digits, tmp_path / "b", rounds=60, evaluate_every=1, resume=True)
     assert_same(whole, again, tmp_path / "a", tmp_path / "b")
 
 

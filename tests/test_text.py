@@ -36,7 +36,7 @@ def test_the_roles_that_speak_most_are_the_clients_and_the_rest_is_said(plays):
     assert fed.classes == tuple("abcdefghij")
     assert fed.train.x.dtype == torch.int64
     assert any("1 client is left out" in note for note in fed.notes)
-    x, y = fed.train.client("long" == fed.names[1])
+    x, y = fed.train.client(fed.names[1] == "long")
     follows = dict(zip("abcdefghij", "bcdefghija", strict=True))
     for row, target in zip(x.tolist(), y.tolist(), strict=True):
         text = "".join(fed.classes[i] for i in row)

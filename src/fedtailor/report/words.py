@@ -48,7 +48,7 @@ def advice(evidence: Evidence) -> str:
         return f"Learning together helps: with {subject} the clients' mean gain over local training is {_gain(evidence, found)}."
     if found.high < 0:
         return f"Learning together hurts: with {subject} the clients' mean gain over local training is {_gain(evidence, found)}."
-    return f"Local training is as good: with {subject} the mean gain over it is {_gain(evidence, found)}, which may be nothing."
+    return f"Local training may be as good: {subject} gains {_gain(evidence, found)} over it on average, which may be chance."
 
 
 def _personalising(evidence: Evidence) -> str:
@@ -60,7 +60,7 @@ def _personalising(evidence: Evidence) -> str:
         return f"Personalising helps: {subject}'s mean gain over {rival} is {_gain(evidence, found)}."
     if found.high < 0:
         return f"Personalising hurts: {subject}'s mean gain over {rival} is {_gain(evidence, found)}."
-    return f"One shared model is as good: {subject}'s mean gain over {rival} is {_gain(evidence, found)}, which may be nothing."
+    return f"One shared model may be as good: {subject} gains {_gain(evidence, found)} over {rival}, which may be chance."
 
 
 def _scope(evidence: Evidence) -> str:
