@@ -20,7 +20,7 @@ LAMS = np.geomspace(0.001, 30, 12)
 def generated(count: int) -> Iterator[tuple[str, ft.Federation, int]]:
     """(name, federation with fresh test rows, groups): linear and logistic, from alike to far apart, every tenth in groups."""
     for i in range(count):
-        draw = np.random.default_rng([7, i])
+        draw = np.random.default_rng([8, i])  # the rule was settled on federations drawn with 7
         m, n, d = int(draw.choice([10, 20, 40])), int(draw.choice([20, 50, 100])), int(draw.choice([3, 8]))
         logistic = bool(i % 2)
         ratio = float(draw.choice([0.0, 0.3, 1.0, 3.0, 10.0]))  # R^2 in units of the noise of a client's fit

@@ -127,8 +127,8 @@ def _p_value(points: Numbers, noises: Sequence[Numbers], k: int, limit: int, dra
 def _draws(points: Numbers, noises: Sequence[Numbers], labels: Labels, k: int, draw: np.random.Generator) -> Numbers:
     """Points around the groups' centers with exactly the covariance of the scatter in the groups, otherwise flat: [draws, m, p].
 
-    The scatter is U diag(s) V'; U is drawn afresh, orthonormal and with no mean in any group. Its entries are uniform, the flattest
-    law with one mode; a client with more noise has larger ones.
+    The scatter is U diag(s) V'; U is drawn afresh, orthonormal and with no mean in any group. Its entries are uniform, the
+    flattest law with one mode; a client with more noise has larger ones.
     """
     member = np.eye(k)[labels]
     member /= member.sum(0) ** 0.5
