@@ -130,8 +130,8 @@ def _summary(found: list[dict[str, Any]]) -> list[str]:
         if rest:
             mean, tail = _regret(rest)
             later.append(f"{kind} {mean:.2f} and {tail:.2f} {unit} ({len(rest)} federations)")
-    said = f"The lams that the race tries where R² may be zero were changed after a look at the first {SEEN} of these federations; without"
-    return [*out, "", f"{said} them, mean regret and worst 5 %: {'; '.join(later)}."]
+    said = f"The lams that the race tries where R² may be zero were changed after a look at the first {SEEN} of these federations"
+    return [*out, "", f"{said}; without them, mean regret and worst 5 %: {'; '.join(later)}."]
 
 
 def _regret(rows: list[dict[str, Any]]) -> tuple[float, float]:
