@@ -609,8 +609,8 @@ def _trust(received: Sequence[Summary], kept: Sequence[Summary]) -> str:
     absent = sum(any("without a row" in flag or "separable" in flag for flag in s.flags) for s in kept)
     if absent and not pulled:
         said.append(
-            f"{absent} of {len(kept)} clients have separable data or lack a class: what their labels do not show is a guess of "
-            "the penalty, so the interval is approximate."
+            f"{absent} of {len(kept)} clients have separable data or lack a class: how long their parameters are is not in the "
+            "data, so R^2 may well be larger than the interval says."
         )
     if any(s.rank < s.inputs for s in kept):
         said.append("Directions of which a client's rows say nothing count as zero there.")
