@@ -13,6 +13,9 @@ import fedtailor as ft
 from fedtailor.report.page import cell, columns, headline, write
 
 
+HIDDEN = ("trained_parameters", "bytes_down")  # the table fits 80 columns without them
+
+
 def methods() -> list[ft.Algorithm]:
     return [
         ft.Local(lr=0.5, epochs=5),
@@ -33,7 +36,7 @@ def main(path: str = "report.html", rounds: int = 40) -> None:
     with Progress(console=console, disable=not console.is_terminal) as progress:
         todo = progress.add_task("rounds", total=len(methods()) * rounds)
         comparison = ft.compare(methods(), federation, rounds=rounds, batch_size=16, callback=lambda _: progress.advance(todo))
-    shown = {key: title for key, title in columns("acc").items() if key not in ("trained_parameters", "bytes_down")}  # fits 80 columns
+    shown = {key: title for key, title in columns("acc").items() if key not in HIDDEN}
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     table.add_column("method", no_wrap=True)
     for title in shown.values():
