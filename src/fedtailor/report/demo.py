@@ -12,7 +12,6 @@ from rich.table import Table
 import fedtailor as ft
 from fedtailor.report.page import cell, columns, headline, write
 
-
 HIDDEN = ("trained_parameters", "bytes_down")  # the table fits 80 columns without them
 
 
