@@ -4,9 +4,10 @@ Where clients lie in far-apart groups, R^2 over all of them says "do not learn t
 federation without groups, be its clients alike or different, is told from one with groups by simulation: the clients' fits are
 drawn again around one center (then two, three, ...), with the scatter seen around it and each client's share of the noise, and
 grouped by Ward's method. The number of groups is the first for which no finer grouping of the clients is tighter than the finer
-groupings of such draws. A single far-off client is not a group.
+groupings of such draws. One or two far-off clients are not a group, nor are
+groups that nearly touch.
 
-Distances are in units of the noise: directions that are known worse than average count for less.
+Distances are in units of the noise: directions that are known badly count for less.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.cluster.hierarchy import fcluster, ward
+from scipy.cluster.hierarchy import cut_tree, ward
+from scipy.spatial.distance import pdist
 
 from fedtailor.data import rng
 from fedtailor.errors import InvalidArgument
@@ -29,7 +31,8 @@ LEVEL = 0.05
 DRAWS = 199
 MOST = 10  # groups looked for
 REPEATS = 50  # of the noise, for stability
-FEWEST = 4  # clients that can form two groups
+FEWEST = 3  # clients in a group
+FAR = 2.0  # times as far from each other are the centers of groups as members from their center
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ def find(received: Sequence[Summary], *, most: int = MOST, seed: int = 0) -> Clu
     scale = _scale(np.mean([s.covariance for s in kept], 0))
     points = np.stack([s.parameters for s in kept]) @ scale
     noises = [scale @ s.covariance @ scale for s in kept]
-    limit = min(most, len(kept) // 2) if len(kept) >= FEWEST else 1
+    limit = max(1, min(most, len(kept) // FEWEST))
     k, p = _number(points, noises, limit, draw)
     labels = _group(points, k)
     centers = np.stack([points[labels == g].mean(0) for g in range(k)])
@@ -96,10 +99,10 @@ def find(received: Sequence[Summary], *, most: int = MOST, seed: int = 0) -> Clu
 
 
 def _scale(noise: Numbers) -> Numbers:
-    """The symmetric matrix that divides directions by their noise; those known better than average are taken as average, so
-    that their true scatter does not drown what separates groups elsewhere."""
+    """The symmetric matrix that divides directions by their noise; those known better than the middle one are taken
+    as that, so that their true scatter does not drown what separates groups elsewhere."""
     values, turn = np.linalg.eigh(noise)
-    least = float(values.mean())
+    least = max(float(np.median(values)), 1e-9 * float(values[-1]))
     return np.eye(len(noise)) if least <= 0 else (turn / np.sqrt(np.maximum(values, least))) @ turn.T
 
 
@@ -116,19 +119,21 @@ def _number(points: Numbers, noises: Sequence[Numbers], limit: int, draw: np.ran
 
 def _p_value(points: Numbers, noises: Sequence[Numbers], k: int, limit: int, draw: np.random.Generator) -> float:
     """How often draws around k centers group as tightly, into some number of groups above k, as the points do."""
-    labels = _group(points, k)
-    draws = _draws(points, noises, labels, k, draw)
-    tight, allowed = map(np.stack, zip(*(_tightness(some, k, limit) for some in [points, *draws]), strict=True))
+    seen = _tightness(points, k, limit)
+    if not seen[1].any():
+        return 1.0
+    draws = _draws(points, noises, _group(points, k), k, draw)
+    tight, allowed = map(np.stack, zip(seen, *(_tightness(some, k, limit) for some in draws), strict=True))
     spread = np.maximum(tight[1:].std(0), 1e-12)
     gaps = np.where(allowed, (tight[1:].mean(0) - tight) / spread, -np.inf).max(1)
     return float((1 + (gaps[1:] >= gaps[0]).sum()) / (1 + len(draws)))
 
 
 def _draws(points: Numbers, noises: Sequence[Numbers], labels: Labels, k: int, draw: np.random.Generator) -> Numbers:
-    """Points around the groups' centers with exactly the covariance of the scatter in the groups, otherwise flat: [draws, m, p].
+    """Points around the groups' centers, normal, with exactly the covariance of the scatter in the groups: [draws, m, p].
 
-    The scatter is U diag(s) V'; U is drawn afresh, orthonormal and with no mean in any group. Its entries are uniform, the
-    flattest law with one mode; a client with more noise has larger ones.
+    The scatter is U diag(s) V'. For normal points U is uniform among the orthonormal frames with no mean in any group, whatever
+    s and V are, so it is drawn afresh and the rest kept. A client with more noise has larger entries.
     """
     member = np.eye(k)[labels]
     member /= member.sum(0) ** 0.5
@@ -138,7 +143,7 @@ def _draws(points: Numbers, noises: Sequence[Numbers], labels: Labels, k: int, d
     noise = np.array([np.trace(each) for each in noises])
     true = max(0.0, float((sizes**2).sum()) / (len(points) - k) - float(noise.mean()))
     size = np.sqrt(true + noise + np.finfo(float).tiny)
-    raw = draw.uniform(-1, 1, size=(DRAWS, len(points), len(sizes))) * size[:, None]
+    raw = draw.normal(size=(DRAWS, len(points), len(sizes))) * size[:, None]
     frames = np.linalg.qr(raw - member @ (member.T @ raw))[0]
     return member @ (member.T @ points) + frames * sizes @ turn
 
@@ -149,18 +154,32 @@ def _root(covariance: Numbers) -> Numbers:
 
 
 def _tightness(points: Numbers, k: int, limit: int) -> tuple[Numbers, NDArray[np.bool_]]:
-    """For k + 1 to ``limit`` groups: the log of the scatter in them relative to that in k, and have all at least two members?"""
+    """For k + 1 to ``limit`` groups of Ward's: the log of the scatter in them relative to that in k, and whether they are groups
+    as we mean them, of ``FEWEST`` members or more and with all centers ``FAR`` apart."""
+    m = len(points)
     tree = ward(points)
     inside = np.concatenate([[0.0], np.cumsum(tree[:, 2] ** 2 / 2)])[::-1]  # [j - 1] for j groups: a merge adds height^2/2
-    counts = range(k + 1, limit + 1)
+    sums = np.concatenate([points, np.zeros((m - 1, points.shape[1]))])  # of every node's points, and how many they are
+    sizes = np.concatenate([np.ones(m), tree[:, 3]])
+    ends = np.full(2 * m - 1, m - 1)  # the merge in which a node disappears
+    for step, (a, b) in enumerate(tree[:, :2].astype(np.int64)):
+        sums[m + step] = sums[a] + sums[b]
+        ends[a] = ends[b] = step
+    begins = np.concatenate([np.full(m, -1), np.arange(m - 1)])
     floor = 1e-12 * inside[0] + np.finfo(float).tiny
-    tight = np.array([np.log(inside[j - 1] + floor) - np.log(inside[k - 1] + floor) for j in counts])
-    return tight, np.array([np.bincount(fcluster(tree, j, "maxclust"))[1:].min() > 1 for j in counts])
+    tight, allowed = [], []
+    for j in range(k + 1, limit + 1):
+        alive = (begins < m - j) & (ends >= m - j)
+        centers = sums[alive] / sizes[alive, None]
+        nearest = float(pdist(centers, "sqeuclidean").min())
+        tight.append(np.log(inside[j - 1] + floor) - np.log(inside[k - 1] + floor))
+        allowed.append(bool(sizes[alive].min() >= FEWEST) and nearest > FAR**2 * inside[j - 1] / (m - j))
+    return np.array(tight), np.array(allowed)
 
 
 def _group(points: Numbers, k: int) -> Labels:
     """Ward's grouping into k, every point then moved to the nearest center until none moves; the largest group first."""
-    labels = np.zeros(len(points), np.int64) if k == 1 else fcluster(ward(points), k, "maxclust").astype(np.int64) - 1
+    labels = np.zeros(len(points), np.int64) if k == 1 else cut_tree(ward(points), k)[:, 0].astype(np.int64)
     for _ in range(20):
         centers = np.stack([points[labels == g].mean(0) for g in range(k)])
         moved = ((points[:, None] - centers) ** 2).sum(2).argmin(1)

@@ -180,9 +180,9 @@ def linear_task(federation: Federation, *, bias: bool = True) -> Task:
 
 # -- at the client --------------------------------------------------------------------------------------------------------
 class _Fit(NamedTuple):
-    """Coefficients [outputs, r], their covariance over the flattened coefficients, and what ``Summary`` says about both."""
+    """Parameters [outputs, d], their covariance when flattened, and what ``Summary`` says about both."""
 
-    coefficients: Numbers
+    parameters: Numbers
     covariance: Numbers
     variance: float
     square: float
@@ -222,40 +222,55 @@ def summary(
             f"the model has {size} parameters, too many for a covariance (at most {LARGEST}); use fewer features, for "
             "instance principal components or on_features(...)"
         )
-    _, values, turn = np.linalg.svd(rows, full_matrices=False)
-    basis = turn[values > NOTHING * max(float(values[0]), np.finfo(float).tiny)].T  # [d, r]
-    r = basis.shape[1]
-    flags = () if r == rows.shape[1] else (f"{rows.shape[1] - r} of {rows.shape[1]} input directions left at zero",)
+    basis = _basis(rows)
+    d, r = basis.shape
     if r == 0:
-        free = outputs - softmax
-        fit = _Fit(np.zeros((free, 0)), np.zeros((0, 0)), 0.0, 0.0)
+        fit = _Fit(np.zeros((outputs - softmax, d)), np.zeros((size, size)), 0.0, 0.0)
     elif task.kind == "regression":
-        fit = _least_squares(rows @ basis, targets, robust)
+        fit = _least_squares(rows @ basis, targets, basis, robust)
     else:
         draw = rng.generator(seed, "heterogeneity", rng.purpose(name))
-        fit = (_softmax if softmax else _labels)(rows @ basis, targets, outputs, draw, draws, robust)
-    turned = np.einsum("ir,arbs,js->aibj", basis, fit.covariance.reshape(len(fit.coefficients), r, -1, r), basis, optimize=True)
+        fit = (_softmax if softmax else _labels)(rows @ basis, targets, basis, draw, draws, robust)
     return Summary(
-        parameters=(fit.coefficients @ basis.T).ravel(),
-        covariance=turned.reshape(size, size),
+        parameters=fit.parameters.ravel(),
+        covariance=fit.covariance,
         n=len(rows),
-        load=len(fit.coefficients) * r if softmax else r,
-        inputs=rows.shape[1],
+        load=(outputs - 1) * r if softmax else r,
+        inputs=d,
         rank=r,
         variance=fit.variance,
         square=fit.square,
         ridge=fit.ridge,
-        flags=flags + fit.flags,
+        flags=fit.flags if r == d else (f"{d - r} of {d} input directions left at zero", *fit.flags),
         name=name,
     )
 
 
+def _basis(rows: Numbers) -> Numbers:
+    """[d, r] whose columns span what the rows know of: with Z = rows @ basis, which is orthogonal, w = basis @ (fit to Z).
+
+    Columns are brought to one length first, so that no unit of measurement decides what counts as nothing.
+    """
+    lengths = np.linalg.norm(rows, axis=0)
+    lengths[lengths == 0] = 1.0
+    _, values, turn = np.linalg.svd(rows / lengths, full_matrices=False)
+    known = values > NOTHING * max(float(values[0]), np.finfo(float).tiny)
+    return (turn[known] / lengths).T
+
+
+def _turned(covariance: Numbers, basis: Numbers) -> Numbers:
+    """The covariance of basis @ v for each output, from that of the v."""
+    d, r = basis.shape
+    outputs = len(covariance) // r
+    blocks = np.einsum("ir,arbs,js->aibj", basis, covariance.reshape(outputs, r, outputs, r), basis, optimize=True)
+    return blocks.reshape(outputs * d, outputs * d)
+
+
 def _rows(x: Tensor | ArrayLike, name: str, inputs: int, bias: bool) -> Numbers:
     rows = _array(x, "x", name)
-    rows = rows.reshape(len(rows), -1) if rows.ndim else rows
-    if rows.ndim != 2 or not len(rows) or rows.shape[1] != inputs:
-        shape = " x ".join(map(str, rows.shape)) or "a number"
-        raise InvalidData(f"x of client {name or '?'} is {shape}; give at least one row of {inputs} features")
+    if rows.ndim < 2 or not len(rows) or rows[0].size != inputs:
+        raise InvalidData(f"x of client {name or '?'} has shape {rows.shape}; give at least one row of {inputs} features")
+    rows = rows.reshape(len(rows), inputs)
     return np.hstack([rows, np.ones((len(rows), 1))]) if bias else rows
 
 
@@ -291,7 +306,7 @@ def _ridge(Z: Numbers, curvature: float) -> tuple[float, tuple[str, ...]]:
     return curvature * float((Z**2).sum()) / n, (f"only {n} rows for {r} inputs: pulled to zero by a ridge",)
 
 
-def _least_squares(Z: Numbers, Y: Numbers, robust: bool) -> _Fit:
+def _least_squares(Z: Numbers, Y: Numbers, basis: Numbers, robust: bool) -> _Fit:
     lam, flags = _ridge(Z, 1.0)
     moment = Z.T @ Z
     inverse = np.linalg.inv(moment + lam * np.eye(len(moment)))
@@ -303,12 +318,13 @@ def _least_squares(Z: Numbers, Y: Numbers, robust: bool) -> _Fit:
     shape = smooth @ inverse
     covariance = np.kron(sigma, shape)
     certainty = free / (free + 2)  # a squared estimate of a variance is too large by this
-    known = 2 * float((sigma**2).sum()) / free * certainty * float(np.trace(shape)) ** 2
+    doubt = 2 * float((sigma**2).sum()) / free * certainty * float(np.trace(_turned(shape, basis))) ** 2
     if robust:
         leverage = np.minimum((Z @ inverse * Z).sum(1), 1 - 1e-6)
         covariance = _sandwich(np.kron(np.eye(Y.shape[1]), inverse), Z, residuals / np.sqrt(1 - leverage)[:, None])
+    covariance = _turned(covariance, basis)
     square = float((covariance**2).sum()) * certainty
-    return _Fit(coefficients.T, covariance, 2 * square + known, square, lam, flags)
+    return _Fit((basis @ coefficients).T, covariance, 2 * square + doubt, square, lam, flags)
 
 
 def _sandwich(bread: Numbers, Z: Numbers, residuals: Numbers) -> Numbers:
@@ -316,11 +332,11 @@ def _sandwich(bread: Numbers, Z: Numbers, residuals: Numbers) -> Numbers:
     return bread @ (scores.T @ scores) @ bread
 
 
-def _labels(Z: Numbers, Y: Numbers, outputs: int, draw: np.random.Generator, draws: int, robust: bool) -> _Fit:
+def _labels(Z: Numbers, Y: Numbers, basis: Numbers, draw: np.random.Generator, draws: int, robust: bool) -> _Fit:
     """One logistic fit per label; z of a label is sqrt(2) times the contrast of a softmax over (0, z)."""
-    parts = [_softmax(Z, np.stack([Y[:, k], 1 - Y[:, k]], 1), 2, draw, draws, robust) for k in range(outputs)]
+    parts = [_softmax(Z, np.stack([y, 1 - y], 1), basis, draw, draws, robust) for y in Y.T]
     return _Fit(
-        np.sqrt(2) * np.concatenate([part.coefficients for part in parts]),
+        np.sqrt(2) * np.concatenate([part.parameters for part in parts]),
         2 * block_diag(*(part.covariance for part in parts)),
         4 * sum(part.variance for part in parts),
         4 * sum(part.square for part in parts),
@@ -329,8 +345,9 @@ def _labels(Z: Numbers, Y: Numbers, outputs: int, draw: np.random.Generator, dra
     )
 
 
-def _softmax(Z: Numbers, Y: Numbers, outputs: int, draw: np.random.Generator, draws: int, robust: bool) -> _Fit:
-    """Coefficients in orthonormal contrasts of the classes, so that distances are those of weights that sum to zero over them."""
+def _softmax(Z: Numbers, Y: Numbers, basis: Numbers, draw: np.random.Generator, draws: int, robust: bool) -> _Fit:
+    """Parameters in orthonormal contrasts of the classes, so that distances are those of weights that sum to zero over them."""
+    outputs = Y.shape[1]
     contrasts = helmert(outputs).T  # [outputs, outputs - 1]
     lam, flags = _ridge(Z, 0.5)  # 1/2: the largest curvature of a softmax
     start = np.zeros((1, outputs - 1, Z.shape[1]))
@@ -345,19 +362,19 @@ def _softmax(Z: Numbers, Y: Numbers, outputs: int, draw: np.random.Generator, dr
     if robust:
         excess = (Y - np.exp(log_softmax(logits, 1))) @ contrasts
         covariance = _sandwich(covariance, Z, excess) * len(Z) / max(len(Z) - Z.shape[1], 1)
+    covariance, parameters = _turned(covariance, basis), found[0] @ basis.T
     square = float((covariance**2).sum())
-    if lam or len(Z) >= PLENTY * covariance.shape[0]:
-        return _Fit(found[0], covariance, 2 * square, square, lam, flags)
-    errors, traces = _again(Z, found[0], spread[0], contrasts, draw, draws)
+    if lam or len(Z) >= PLENTY * len(spread[0]):
+        return _Fit(parameters, covariance, 2 * square, square, lam, flags)
+    errors, traces = _again(Z, found[0], spread[0], contrasts, basis, draw, draws)
     scale = float(errors.mean() / traces.mean())
-    # a guess that swings by itself is too large once squared
-    certainty = float(traces.mean() ** 2 / (traces**2).mean()) * (float(np.trace(spread[0])) / float(traces.mean())) ** 2
-    variance = float((errors - scale * traces).var(ddof=1)) * (1 + 1 / draws) * certainty
-    return _Fit(found[0], scale * covariance, variance, square * scale**2 * certainty, lam, flags)
+    variance = float((errors - scale * traces).var(ddof=1)) * (1 + 1 / draws)
+    certainty = float(traces.mean() ** 2 / (traces**2).mean())  # a guess that swings by itself is too large once squared
+    return _Fit(parameters, scale * covariance, variance, square * scale**2 * certainty, lam, flags)
 
 
 def _again(
-    Z: Numbers, fit: Numbers, covariance: Numbers, contrasts: Numbers, draw: np.random.Generator, draws: int
+    Z: Numbers, fit: Numbers, covariance: Numbers, contrasts: Numbers, basis: Numbers, draw: np.random.Generator, draws: int
 ) -> tuple[Numbers, Numbers]:
     """Squared errors of fits to labels drawn from the client's own fit, and the traces of their textbook covariances.
 
@@ -378,8 +395,8 @@ def _again(
         some = np.eye(logits.shape[1])[labels[first : first + at_once]]
         starts = np.broadcast_to(center, (len(some), *center.shape))
         fits, spreads = _maximise(Z, some, contrasts, starts, 0.0, 1e-4)
-        errors.append(((fits - center) ** 2).sum((1, 2)))
-        traces.append(np.trace(spreads, axis1=1, axis2=2))
+        errors.append((((fits - center) @ basis.T) ** 2).sum((1, 2)))
+        traces.append(np.einsum("baras,rs->b", spreads.reshape(-1, free, r, free, r), basis.T @ basis))
     return np.concatenate(errors), np.concatenate(traces)
 
 
@@ -560,7 +577,7 @@ def _interval(spread: _Spread) -> tuple[float, float]:
 
     The upper end never falls below that of a square with no excess: less spread than noise makes is luck, not knowledge.
     """
-    if spread.square <= 0:
+    if spread.square <= 0 and spread.noise <= 0:
         return 0.0, 0.0
 
     def above(truth: float) -> float:
