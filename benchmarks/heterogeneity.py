@@ -21,7 +21,8 @@ import fedtailor as ft
 from fedtailor.models import linear
 from fedtailor.task import Task
 from fedtailor.theory import clusters
-from fedtailor.theory.heterogeneity import Summary, estimate, linear_task, summaries, summary
+from fedtailor.theory.fits import Summary, summary
+from fedtailor.theory.heterogeneity import estimate, linear_task, summaries
 
 Numbers = NDArray[np.float64]
 FEDERATIONS = (5, 10, 20, 50)

@@ -17,7 +17,8 @@ import fedtailor as ft
 from fedtailor.data.federation import Split
 from fedtailor.errors import InvalidArgument, InvalidData
 from fedtailor.theory.clusters import find
-from fedtailor.theory.heterogeneity import Summary, linear_task, summaries
+from fedtailor.theory.fits import Summary
+from fedtailor.theory.heterogeneity import linear_task, summaries
 
 HERE = Path(__file__).resolve().parents[1]
 

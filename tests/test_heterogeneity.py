@@ -16,7 +16,8 @@ import fedtailor as ft
 from fedtailor.errors import FedtailorError, InvalidArgument, InvalidData
 from fedtailor.models import linear
 from fedtailor.task import Task
-from fedtailor.theory.heterogeneity import Summary, estimate, linear_task, measure, on_features, summaries, summary
+from fedtailor.theory.fits import Summary, summary
+from fedtailor.theory.heterogeneity import estimate, linear_task, measure, on_features, summaries
 
 
 def model(kind: str, d: int, outputs: int = 1, bias: bool = False) -> Task:

@@ -23,7 +23,9 @@ from scipy.spatial.distance import pdist
 
 from fedtailor.data import rng
 from fedtailor.errors import InvalidArgument
-from fedtailor.theory.heterogeneity import Numbers, Summary, usable
+from fedtailor.theory.firth import Numbers
+from fedtailor.theory.fits import Summary
+from fedtailor.theory.heterogeneity import usable
 
 Labels = NDArray[np.int64]
 
