@@ -11,10 +11,11 @@ import torch
 from typer.testing import CliRunner
 
 import fedtailor as ft
-from fedtailor.advisor.advise import pull
-from fedtailor.advisor.pilot import with_validation
+from fedtailor.advisor.look import look, pull, pulls
+from fedtailor.advisor.pilot import Purse, Race, with_validation
 from fedtailor.cli import app
 from fedtailor.data.federation import Split
+from fedtailor.engine.setup import build_task
 from fedtailor.theory.heterogeneity import Heterogeneity
 
 
@@ -120,11 +121,83 @@ def test_a_budget_limits_the_race():
     assert few.steps_used < many.steps_used
 
 
+def test_a_budget_of_bytes_limits_what_is_sent():
+    fed = federation(0.3)
+    size = {"FedAvg": 1, "Local": 0, "FedAvgFT": 1, "FedCLUP": 1}
+    one = Race(build_task("linear", fed, 0, torch.float64, True), with_validation(fed, 0.2, 0), None, 0, 50, "uniform")
+    one.enter("FedAvg", ft.FedAvg())
+    price = one.price("FedAvg")  # all clients, down and up
+    assert price > 12 * 2 * 5 * 8  # five float64 numbers each way, and a header
+    few = ft.advise(fed, budget=f"{30.5 * price / 1000:.3f}kB", dtype="float64")
+    rounds = {row["method"]: row["rounds"] * size[row["method"].split()[0]] for row in few.race}
+    assert 10 < sum(rounds.values()) <= 31
+
+
+@pytest.mark.parametrize(
+    ("given", "left", "in_bytes"),
+    [(None, None, False), (7, 7, False), ("7", 7, False), ("1.5MB", 1.5e6, True), ("20 B", 20, True)],
+)
+def test_a_purse_reads_rounds_and_traffic(given, left, in_bytes):
+    assert Purse.of(given) == Purse(left, in_bytes)
+
+
+def test_a_client_with_fewer_rows_is_pulled_more():
+    fed = federation(0.3, m=10, n=15, seed=1)
+    more = federation(0.3, m=10, n=60, seed=1)
+    parts = [[getattr(f, split).client(i) for f in (fed, more) for i in range(10)] for split in ("train", "test", "val")]
+    both = ft.Federation.from_arrays(*parts, task="regression")
+    each = pulls(0.5, both)
+    assert each["0"] == pytest.approx(4 * each["19"])  # a quarter of the rows
+    assert np.mean([1 / 15] * 10 + [1 / 60] * 10) * 15 * each["0"] == pytest.approx(0.5)
+    advice = ft.advise(both, rounds=20)
+    assert advice.regime == "between"
+    assert advice.lams == pulls(advice.lam, both)
+    assert "a lam for every client" in advice.text
+    again = ft.run(ft.FedCLUP(lam="client", lr=0.1, steps=5), both.with_facts(lam=advice.lams), rounds=3)
+    assert np.isfinite(again.summary["mse_personal"])
+
+
+def test_many_features_are_looked_at_along_random_directions():
+    """R^2 / d of isotropic differences is the same along any directions."""
+    draw = np.random.default_rng(3)
+    d, m, n, scatter = 200, 12, 400, 0.2
+    truth = scatter * draw.normal(size=(m, d))
+    rows = [[(x := draw.normal(size=(k, d)), x @ w + 0.1 * draw.normal(size=k)) for w in truth] for k in (n, 10, 40)]
+    fed = ft.Federation.from_arrays(*rows, task="regression")
+    seen = look(build_task("linear", fed, 0, torch.float64, True), fed, {}, 0)
+    assert any("random directions of the 200 features" in note for note in seen.notes)
+    directions = seen.found.d - 1  # and a constant
+    assert directions == n // 5
+    low, high = seen.found.interval
+    assert low <= scatter**2 * directions * (1 - 1 / m) <= high  # 12 clients' own R^2 is that of the population to some per cent
+
+
+def test_groups_are_advised_one_by_one():
+    draw = np.random.default_rng(0)
+    centers = np.array([[4.0, 0, 0], [-4.0, 0, 0]])
+    truth = np.concatenate([centers[0] + 0.0 * draw.normal(size=(8, 3)), centers[1] + 1.0 * draw.normal(size=(8, 3))])
+    rows = [[(x := draw.normal(size=(k, 3)), x @ w + draw.normal(size=k)) for w in truth] for k in (60, 20, 20)]
+    advice = ft.advise(ft.Federation.from_arrays(*rows, task="regression"), rounds=20)
+    assert advice.clusters == 2
+    inside = {tuple(group["clients"]): group for group in advice.inside}
+    alike, apart = inside[tuple(map(str, range(8)))], inside[tuple(map(str, range(8, 16)))]
+    assert alike["zero"]
+    assert alike["lam"] is None
+    assert not apart["zero"]
+    low, high = apart["interval"]
+    assert low <= ((truth[8:] - truth[8:].mean(0)) ** 2).sum(1).mean() <= high
+    assert "Inside group 2" in advice.text
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         ({"rounds": 0}, "rounds must be"),
         ({"budget": 0}, "budget must be"),
+        ({"budget": "much"}, "budget must be"),
+        ({"budget": "-5MB"}, "budget must be"),
+        ({"budget": "1B"}, "does not pay"),
+        ({"budget": 1}, "does not pay"),
         ({"steps": 2, "epochs": 2}, "not both"),
         ({"model": "mpl"}, "mlp"),
     ],

@@ -149,7 +149,7 @@ class AdviseSettings(DataSettings):
     steps: int | None = Field(None, ge=1, description="Steps per round (default: 10 on all rows, 2 epochs on batches).")
     epochs: int | None = Field(None, ge=1, description="Epochs per round, in place of steps.")
     lr: float | None = Field(None, gt=0, allow_inf_nan=False, description="Step size (default: found from the data, or 0.1).")
-    budget: int | None = Field(None, ge=1, description="Rounds of the trials at most, summed over the methods tried.")
+    budget: str | None = Field(None, description="What the trials may cost over all methods tried: rounds (40) or traffic (5MB).")
     seed: int = Field(0, ge=0, le=LARGEST, description="Seed of training.")
     dtype: Literal["float32", "float64"] = Field("float32", description="Precision.")
     bias: bool = Field(True, description="A constant term in the linear model.")

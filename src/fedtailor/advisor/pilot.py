@@ -16,12 +16,56 @@ from fedtailor.engine.base import Engine, one_thread
 from fedtailor.engine.measure import Columns, evaluate
 from fedtailor.engine.run import State, choose_engine, play_on
 from fedtailor.engine.setup import make_plan
-from fedtailor.errors import Diverged, InvalidData
+from fedtailor.errors import Diverged, InvalidArgument, InvalidData
 from fedtailor.metrics.client import score_name
+from fedtailor.metrics.cost import probe
 from fedtailor.runs.store import Store
 from fedtailor.task import Task
 
+UNITS = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "B": 1}
 BEHIND = 2.0  # standard errors of the paired difference beyond which a method is clearly behind
+
+
+@dataclass
+class Purse:
+    """What a race may still cost: rounds, bytes, or nothing to mind (None)."""
+
+    left: float | None = None
+    in_bytes: bool = False
+
+    @staticmethod
+    def of(budget: int | str | None) -> Purse:
+        """From a number of rounds, or traffic such as "500kB"."""
+        if budget is None:
+            return Purse()
+        if isinstance(budget, str):
+            unit = next((unit for unit in UNITS if budget.endswith(unit)), "")
+            number = budget.removesuffix(unit).strip()
+            if unit and number.replace(".", "", 1).isdigit() and float(number) > 0:
+                return Purse(float(number) * UNITS[unit], True)
+            if number.isdigit() and int(number) > 0:
+                return Purse(int(number))
+        if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
+            raise InvalidArgument(f"budget must be a number of rounds of at least 1, or traffic such as '5MB', not {budget!r}")
+        return Purse(budget)
+
+    def cost(self, rounds: int, price: int) -> int:
+        return rounds * price if self.in_bytes else rounds
+
+    def most(self, rounds: int, price: int, sharing: int) -> int:
+        """As many of the rounds as a share of the purse pays for, but one."""
+        if self.left is None:
+            return rounds
+        return max(1, min(rounds, int(self.left // (sharing * max(1, self.cost(1, price))))))
+
+    def pay(self, rounds: int, price: int) -> bool:
+        """True, and the rounds are paid for, if there is enough left."""
+        if self.left is None:
+            return True
+        if self.cost(rounds, price) > self.left:
+            return False
+        self.left -= self.cost(rounds, price)
+        return True
 
 
 @dataclass(eq=False)
@@ -49,9 +93,19 @@ class Entrant:
 class Race:
     """Runs methods on a federation whose validation rows judge them; the test rows are not there at all."""
 
-    def __init__(self, task: Task, federation: Federation, batch_size: int | None, seed: int, rounds: int, weights: str) -> None:
+    def __init__(
+        self,
+        task: Task,
+        federation: Federation,
+        batch_size: int | None,
+        seed: int,
+        rounds: int,
+        weights: str,
+        purse: Purse | None = None,
+    ) -> None:
         assert federation.val is not None
         self.task, self.seed, self.rounds, self.batch_size, self.weights = task, seed, rounds, batch_size, weights
+        self.purse = purse or Purse()
         self.federation = replace(federation, test=federation.val)
         self.entrants: dict[str, Entrant] = {}
         self.steps = 0  # gradient steps of all clients so far
@@ -62,10 +116,20 @@ class Race:
         engine, _ = choose_engine("auto", plan, state.shared, 1, len(self.federation), self.seed, None)
         self.entrants[label] = Entrant(label, algorithm, engine, state)
 
-    @one_thread()
-    def go(self, label: str, rounds: int) -> None:
-        """Run a method until it has played ``rounds``, and judge it."""
+    def price(self, label: str) -> int:
+        """Bytes of a round of all clients."""
         who = self.entrants[label]
+        facts = probe(who.algorithm, self.task, who.engine.plan.feed)
+        return (facts["bytes_down"] + facts["bytes_up"]) * len(self.federation)
+
+    @one_thread()
+    def go(self, label: str, rounds: int) -> bool:
+        """Run a method until it has played ``rounds``, and judge it; False if the purse does not pay for that."""
+        who = self.entrants[label]
+        if rounds <= who.rounds:
+            return True
+        if not self.purse.pay(rounds - who.rounds, self.price(label) if self.purse.in_bytes else 1):
+            return False
         plan = who.engine.plan
         each = sum(int(plan.feed.steps(np.arange(len(self.federation)), phase).sum()) for phase in plan.feed.phases)
         try:
@@ -78,9 +142,10 @@ class Race:
         except Diverged:
             who.out = True
             who.scores, who.losses = np.zeros(0), np.zeros(0)
-            return
+            return True
         who.rounds = rounds
         who.scores, who.losses = _scores(self.task.kind, clients), clients["loss_personal"]
+        return True
 
     def standing(self) -> list[Entrant]:
         """Those still in the race that have run, the best first."""

@@ -23,6 +23,7 @@ from scipy.special import gammainc, gammaincc
 from torch import Tensor
 
 from fedtailor import models
+from fedtailor.data import rng
 from fedtailor.data.federation import Federation, Split
 from fedtailor.errors import InvalidArgument, InvalidData
 from fedtailor.task import Task
@@ -113,6 +114,21 @@ def on_features(task: Task, params: Mapping[str, Tensor], federation: Federation
     def rows(x: Tensor) -> Tensor:
         with torch.no_grad():
             return torch.cat([head(dict(params), part).flatten(1).detach() for part in x.split(1024)])
+
+    return _mapped(federation, rows)
+
+
+def projected(federation: Federation, directions: int, seed: int = 0) -> Federation:
+    """The federation on ``directions`` orthonormal directions of its features, drawn at random: no client has to say anything
+    about its data for it."""
+    features = int(np.prod(federation.train.x.shape[1:]))
+    square = rng.generator(seed, "directions").normal(size=(features, directions))
+    turn = torch.from_numpy(np.linalg.qr(square)[0])
+    return _mapped(federation, lambda x: x.flatten(1) @ turn.to(x))
+
+
+def _mapped(federation: Federation, rows: Callable[[Tensor], Tensor]) -> Federation:
+    """The federation with other features, labels kept."""
 
     def split(s: Split) -> Split:
         return Split(rows(s.x), s.y, s.offsets)
