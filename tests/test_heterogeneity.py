@@ -342,3 +342,55 @@ def test_what_cannot_be_estimated_is_refused_in_one_line(call, words):
         call()
     assert isinstance(refused.value, (InvalidArgument, InvalidData))
     assert "\n" not in str(refused.value)
+
+
+# -- columns that a client cannot tell apart ------------------------------------------------------------------------------
+def test_a_column_that_is_constant_at_each_client_is_told_by_the_clients_together():
+    """Every client has one value of the second column: alone it cannot tell its weight from the constant's, together they can."""
+    held, errors = 0, []
+    for seed in range(20):
+        draw = np.random.default_rng(seed)
+        levels, slopes = draw.uniform(-1, 1, size=30), 1.0 + 0.3 * draw.normal(size=30)
+        rows = []
+        for level, slope in zip(levels, slopes, strict=True):
+            x = np.column_stack([draw.normal(size=40), np.full(40, level)])
+            rows.append((x, slope * x[:, 0] + 2.0 * level + 5.0 + 0.5 * draw.normal(size=40)))
+        fed = ft.Federation.from_arrays(rows, rows, task="regression")
+        found = measure(linear_task(fed), fed)
+        truth = float(slopes.var())  # nothing else differs
+        held += found.interval[0] <= truth <= found.interval[1]
+        errors.append(found.unbiased - truth)
+    assert held >= 14  # of 20 at nine in ten: fewer in two cases of a thousand
+    assert abs(np.mean(errors)) < 3 * np.std(errors) / np.sqrt(20)
+    assert (found.d, found.load) == (3, 2)
+    assert "common to all" in found.trusted
+
+
+def test_units_of_a_constant_column_make_no_difference_where_nothing_differs():
+    """A school's mean close to zero is no reason for a large weight."""
+    draw = np.random.default_rng(5)
+    rows = []
+    for level in np.linspace(-0.01, 2, 30):
+        x = np.column_stack([draw.normal(size=50), np.full(50, level)])
+        rows.append((x, x[:, 0] + 12.0 + draw.normal(size=50)))
+    fed = ft.Federation.from_arrays(rows, rows, task="regression")
+    found = measure(linear_task(fed), fed)
+    assert found.zero
+    assert found.interval[1] < 0.2  # the noise of a fit is 2/50
+
+
+def test_mixed_effects_models_agree():
+    """Random slopes and intercepts: the trace of their covariance, found by REML, is the population's R^2."""
+    regression = pytest.importorskip("statsmodels.regression.mixed_linear_model", reason="statsmodels is not installed")
+    draw = np.random.default_rng(6)
+    m, n, scatter = 60, 25, np.array([0.5, 0.3, 0.4])
+    rows = []
+    for w in np.array([1.0, -1.0, 0.5]) + scatter * draw.normal(size=(m, 3)):
+        x = draw.normal(size=(n, 2))
+        rows.append((x, x @ w[:2] + w[2] + draw.normal(size=n)))
+    fed = ft.Federation.from_arrays(rows, rows, task="regression")
+    found = measure(linear_task(fed), fed)
+    design = np.column_stack([np.concatenate([x for x, _ in rows]), np.ones(m * n)])
+    fit = regression.MixedLM(np.concatenate([y for _, y in rows]), design, np.repeat(np.arange(m), n), design).fit()
+    assert found.population == pytest.approx(float(np.trace(fit.cov_re)), rel=0.15)
+    assert found.interval[0] <= float(np.trace(fit.cov_re)) * (1 - 1 / m) <= found.interval[1]

@@ -33,6 +33,7 @@ BLIND = (0.01, 0.1, 1.0)  # lams tried where theory has none
 WEAK, STRONG = 1e-4, 1e3  # a lam outside is as good as none, or as one model for all
 VAL_SHARE = 0.2
 FIT_STEPS = 20  # gradient steps that a client's own fit is counted for
+GROUPED, GUESS = 9, 3  # from so many clients on, so many groups are tried even if the fits are too noisy to show them
 UNEVEN = 2.0  # times as many rows as another client: a lam for every client is worth saying
 
 
@@ -144,8 +145,9 @@ def advise(
     for lam in _lams(theory, least):
         safe = step if smoothness is None else min(step, 1 / (smoothness + lam))
         race.enter(f"FedCLUP lam={lam:.3g}", FedCLUP(lam=lam, lr=safe, **work))
-    if seen.k > 1:
-        race.enter(f"HypCluster k={seen.k}", HypCluster(k=seen.k, lr=step, **work))
+    if seen.k > 1 or len(rows) >= GROUPED:
+        k = seen.k if seen.k > 1 else GUESS
+        race.enter(f"HypCluster k={k}", HypCluster(k=k, lr=step, **work))
     _run(race, first, rounds)
 
     ranked = race.standing()
@@ -166,7 +168,7 @@ def advise(
         r2=None if found is None else found.r2,
         r2_interval=None if found is None else found.interval,
         heterogeneity=found,
-        clusters=seen.k,
+        clusters=best.algorithm.k if isinstance(best.algorithm, HypCluster) else seen.k,
         groups=seen.groups,
         inside=seen.inside,
         lams=pulls(lam, rows) if regime == "between" and lam > 0 and uneven else {},

@@ -102,7 +102,7 @@ def pull(found: Heterogeneity, federation: Federation, task: Task, r2: float) ->
         return float("inf")
     n = float(1 / np.mean(1 / federation.train.sizes))
     dispersion = 1.0 if task.kind != "regression" else _residual(federation)
-    return float(dispersion * found.d / (n * r2))
+    return float(dispersion * (found.load or found.d) / (n * r2))
 
 
 def pulls(lam: float, federation: Federation) -> dict[str, float]:

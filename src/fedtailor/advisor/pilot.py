@@ -148,12 +148,12 @@ class Race:
         return True
 
     def standing(self) -> list[Entrant]:
-        """Those still in the race that have run, the best first."""
-        return sorted((e for e in self.entrants.values() if e.rounds and not e.out), key=lambda e: (-e.score, e.loss))
+        """Those still in the race that have run, the best first: by their loss, which says more than accuracy on few rows."""
+        return sorted((e for e in self.entrants.values() if e.rounds and not e.out), key=lambda e: (e.loss, -e.score))
 
     def behind(self, label: str, best: str) -> float:
-        """How many standard errors a method is behind another, paired over clients."""
-        apart = self.entrants[best].scores - self.entrants[label].scores
+        """How many standard errors a method's loss is behind another's, paired over clients."""
+        apart = self.entrants[label].losses - self.entrants[best].losses
         error = apart.std(ddof=1) / np.sqrt(len(apart)) if len(apart) > 1 else np.inf
         return float(apart.mean() / error) if error > 0 else float(np.sign(apart.mean()) * (np.inf if apart.mean() else 0))
 
@@ -197,7 +197,7 @@ def _pick(split: Split, rows: list[NDArray[np.int64]]) -> Split:
 
 def table(race: Race) -> list[Mapping[str, Any]]:
     """What the race has shown, the best first; those that stopped early after the others."""
-    rows = sorted((e for e in race.entrants.values() if e.rounds), key=lambda e: (e.out, -e.score, e.loss))
+    rows = sorted((e for e in race.entrants.values() if e.rounds), key=lambda e: (e.out, e.loss, -e.score))
     name = score_name(race.task.kind)
     sign = -1 if race.task.kind == "regression" else 1
     return [{"method": e.label, f"val_{name}": sign * e.score, "val_loss": e.loss, "rounds": e.rounds} for e in rows]

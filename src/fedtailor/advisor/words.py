@@ -37,10 +37,12 @@ def words(advice: Advice, race: Race, federation: Federation) -> str:
     if advice.theory_lam is not None:
         word = "one model for all" if np.isinf(advice.theory_lam) else f"lam about {advice.theory_lam:.3g}"
         out.append(f"Partial pooling by these numbers asks for {word}.")
-    if advice.clusters > 1:
+    if advice.groups:
         sizes = ", ".join(str(advice.groups.count(g)) for g in range(advice.clusters))
         out.append(f"They fall into {advice.clusters} groups far apart, of {sizes} clients.")
         out += [_group(number, group) for number, group in enumerate(advice.inside, 1) if "r2" in group]
+    elif advice.regime == "clusters":
+        out.append("Their fits are too noisy to show groups, but models for groups do better on validation rows.")
     out.append(VERDICTS[advice.regime])
     out.append(f"Use {written(advice.algorithm)}: {advice.rounds} rounds, about {advice.bytes_total / 1e6:.2f} MB in all.")
     if advice.lams:

@@ -25,7 +25,7 @@ from fedtailor.data import rng
 from fedtailor.errors import InvalidArgument
 from fedtailor.theory.firth import Numbers
 from fedtailor.theory.fits import Summary
-from fedtailor.theory.heterogeneity import usable
+from fedtailor.theory.heterogeneity import filled, usable
 
 Labels = NDArray[np.int64]
 
@@ -74,6 +74,8 @@ def find(received: Sequence[Summary], *, most: int = MOST, seed: int = 0) -> Clu
     """The groups that the clients' summaries form, at most ``most`` of them."""
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
         raise InvalidArgument(f"most must be a whole number of groups of at least 1, not {most!r}")
+    usable(received)  # refuses what cannot be compared
+    received = filled(received)
     kept = usable(received)
     draw = rng.generator(seed, "clusters")
     scale = _scale(np.mean([s.covariance for s in kept], 0))

@@ -37,7 +37,8 @@ class Summary:
 
     ``variance`` is the variance of the fit's squared error minus ``noise``, ``square`` the trace of the covariance's square, both
     corrected for the covariance being an estimate itself.
-    ``load`` is the number of parameters that the rows must pay for, ``rank`` of how many of the ``inputs`` they say anything.
+    ``load`` is the number of parameters that the rows must pay for, ``rank`` of how many of the ``inputs`` they say anything;
+    ``span`` is an orthonormal basis [inputs, rank] of the directions they say something of, None for all of them.
     """
 
     parameters: Numbers
@@ -51,6 +52,7 @@ class Summary:
     ridge: float = 0.0
     flags: tuple[str, ...] = ()
     name: str = ""
+    span: Numbers | None = None
 
     @cached_property
     def noise(self) -> float:
@@ -83,8 +85,8 @@ def summary(
 
     ``robust`` takes the sandwich covariance, right also where the model is wrong (unequal noise, probabilities that are not of
     the model's form), at the price of more variance. Directions of which the rows say nothing (a constant column beside a bias,
-    columns that depend on each other) stay at zero. With hardly more rows than inputs the fit is pulled to zero by a ridge as
-    strong as one average row in every direction. ``flags`` says which of this happened.
+    columns that depend on each other) stay at zero; the server takes them as common to all. With hardly more rows than inputs
+    the fit is pulled to zero by a ridge as strong as one average row in every direction. ``flags`` says which of this happened.
     """
     if task.gradient is None:
         raise InvalidArgument("heterogeneity is estimated for the model 'linear'; take on_features(...) of another model first")
@@ -101,7 +103,7 @@ def summary(
             f"the model has {size} parameters, too many for a covariance (at most {LARGEST}); use fewer features, for "
             "instance principal components or on_features(...)"
         )
-    basis = _basis(rows)
+    basis, span = _basis(rows)
     d, r = basis.shape
     if r == 0:
         fit = _Fit(np.zeros((outputs - softmax, d)), np.zeros((size, size)), 0.0, 0.0)
@@ -122,19 +124,26 @@ def summary(
         ridge=fit.ridge,
         flags=fit.flags if r == d else (f"{d - r} of {d} input directions left at zero", *fit.flags),
         name=name,
+        span=span,
     )
 
 
-def _basis(rows: Numbers) -> Numbers:
+def _basis(rows: Numbers) -> tuple[Numbers, Numbers | None]:
     """[d, r] whose columns span what the rows know of: with Z = rows @ basis, which is orthogonal, w = basis @ (fit to Z).
 
-    Columns are brought to one length first, so that no unit of measurement decides what counts as nothing.
+    Columns are brought to one length first, so that no unit of measurement decides what counts as nothing. Of all w with the same
+    fit it is the shortest in the features' own units, which are the same at every client. With it an orthonormal basis of these
+    directions, None if they are all.
     """
     lengths = np.linalg.norm(rows, axis=0)
     lengths[lengths == 0] = 1.0
     _, values, turn = np.linalg.svd(rows / lengths, full_matrices=False)
     known = values > NOTHING * max(float(values[0]), np.finfo(float).tiny)
-    return (turn[known] / lengths).T
+    basis = (turn[known] / lengths).T
+    if known.all() and len(known) == rows.shape[1]:
+        return basis, None
+    span = np.linalg.qr((turn[known] * lengths).T)[0]  # of the rows themselves
+    return span @ (span.T @ basis), span
 
 
 def _turned(covariance: Numbers, basis: Numbers) -> Numbers:

@@ -28,7 +28,7 @@ from fedtailor.data.federation import Federation, Split
 from fedtailor.errors import InvalidArgument, InvalidData
 from fedtailor.task import Task
 from fedtailor.task.losses import BY_KIND
-from fedtailor.theory.fits import DRAWS, Summary, summary
+from fedtailor.theory.fits import DRAWS, NOTHING, Summary, summary
 
 TAIL = 0.05  # on either side of the 90 % interval
 ENOUGH = 5  # rows per parameter from which on the interval was measured to hold
@@ -51,7 +51,8 @@ class Heterogeneity:
 
     ``r2`` is ``unbiased`` cut at 0, ``population`` the same for the population the clients come from. ``noise`` is the mean
     squared error of a client's fit, ``zero`` says that R^2 cannot be told from 0, ``trusted`` how far to believe all this. ``n``
-    is the smallest number of rows, ``d`` the number of parameters; ``left_out`` names the clients that R^2 is not about.
+    is the smallest number of rows, ``d`` the number of parameters, ``load`` of how many of them the rows say something;
+    ``left_out`` names the clients that R^2 is not about.
     """
 
     r2: float
@@ -66,6 +67,7 @@ class Heterogeneity:
     unbiased: float
     population: float
     left_out: tuple[str, ...] = ()
+    load: int = 0
 
     def json(self) -> dict[str, Any]:
         return {
@@ -76,6 +78,7 @@ class Heterogeneity:
             "trusted": self.trusted,
             "n": self.n,
             "d": self.d,
+            "load": self.load,
             "m": self.m,
             "unbiased": self.unbiased,
             "population": self.population,
@@ -158,7 +161,7 @@ def estimate(received: Sequence[Summary]) -> Heterogeneity:
     count as a difference.
     """
     kept = usable(received)
-    W = np.stack([s.parameters for s in kept])
+    W = np.stack([s.parameters for s in filled(kept)])
     m = len(kept)
     total = np.sum([s.covariance for s in kept], 0)
     noise = np.array([s.noise for s in kept])
@@ -201,6 +204,7 @@ def estimate(received: Sequence[Summary]) -> Heterogeneity:
         trusted=_trust(received, kept),
         n=min(s.n for s in kept),
         d=W.shape[1],
+        load=max(s.load for s in kept),
         m=m,
         unbiased=spread.excess / m,
         population=max(0.0, spread.excess / (m - 1)),
@@ -219,6 +223,22 @@ def usable(received: Sequence[Summary]) -> tuple[Summary, ...]:
     most = max(s.rank for s in received)
     full = tuple(s for s in received if s.rank == most and not s.ridge)
     return full if len(full) >= max(2, len(received) / 2) else tuple(received)
+
+
+def filled(received: Sequence[Summary]) -> tuple[Summary, ...]:
+    """The summaries; directions of which a client's rows say nothing take what is common to all.
+
+    That is the w with the least sum of squared distances to the fits in the directions that each of them knows: their mean if all
+    know all. A column that is constant at each client, but not the same at all, is told by the clients together.
+    """
+    if all(s.span is None for s in received):
+        return tuple(received)
+    d = received[0].inputs
+    known = [np.eye(d) if s.span is None else s.span @ s.span.T for s in received]
+    fits = [s.parameters.reshape(-1, d) for s in received]
+    common = np.linalg.lstsq(np.sum(known, 0), np.sum(fits, 0).T, rcond=NOTHING)[0].T  # [outputs, d]
+    full = [(own + common - common @ knows).ravel() for own, knows in zip(fits, known, strict=True)]
+    return tuple(replace(s, parameters=w) for s, w in zip(received, full, strict=True))
 
 
 class _Spread(NamedTuple):
@@ -302,7 +322,7 @@ def _trust(received: Sequence[Summary], kept: Sequence[Summary]) -> str:
             "data, so R^2 may well be larger than the interval says."
         )
     if any(s.rank < s.inputs for s in kept):
-        said.append("Directions of which a client's rows say nothing count as zero there.")
+        said.append("Directions of which a client's rows say nothing are taken as common to all.")
     if not said:
         said.append(
             f"Every client has at least {ENOUGH} rows per parameter: the interval holds the truth about nine times in ten."
