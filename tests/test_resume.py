@@ -16,7 +16,6 @@ import torch
 
 import fedtailor as ft
 from fedtailor import tree
-from fedtailor.engine.pool import cores
 from fedtailor.runs import checkpoint
 from fedtailor.runs.record import read
 
@@ -100,7 +99,6 @@ def torment(case, digits, tmp_path, kills, draw, rounds):
     return hit
 
 
-@pytest.mark.skipif(cores() < 2, reason="needs two cores")
 @pytest.mark.parametrize("case", ["loop", "workers", "vectorized"])
 def test_killed_at_random_moments_it_resumes_to_the_same_bits(case, digits, tmp_path):
     assert torment(case, digits, tmp_path, 4, np.random.default_rng(0), rounds=20) >= 2
