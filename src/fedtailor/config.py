@@ -181,11 +181,14 @@ class SweepSettings(DataSettings):
 
     @field_validator("lams", mode="before")
     @classmethod
-    def _one_number(cls, given: Any) -> Any:
-        """``--lams 5`` comes as a list of one word; it is how many."""
-        if isinstance(given, list) and len(given) == 1 and str(given[0]).strip().isdecimal():
-            return int(given[0])
-        return given
+    def _lams(cls, given: Any) -> Any:
+        """``--lams 5`` comes as a list of one word: it is how many."""
+        words = given if isinstance(given, list) else [given]
+        try:
+            numbers = [float(word) for word in words]
+        except (TypeError, ValueError):
+            raise ValueError("must be a number of lams, or the lams separated by commas") from None
+        return int(words[0]) if len(words) == 1 and str(words[0]).strip().isdecimal() else numbers
 
     def options(self) -> dict[str, Any]:
         """What ``ft.sweep`` takes, beside the data and the model."""

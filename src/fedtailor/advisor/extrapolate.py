@@ -17,7 +17,7 @@ from torch import Tensor
 
 Numbers = NDArray[np.float64]
 
-RATES = np.concatenate([[0.0], 1 - 1 / np.geomspace(1.2, 400, 30)])  # a term lasts from one round to four hundred
+RATES = np.concatenate([[0.0], 1 - 1 / np.geomspace(1.2, 400, 40)])  # a term lasts from one round to four hundred
 APART = 2.0  # two terms last differently long by at least this factor: nearer ones cancel each other
 FAR = 0.995  # rate of the changes above which nothing is said about what is left
 

@@ -30,6 +30,7 @@ from fedtailor.server.cohort import cohort_size
 from fedtailor.task import Task
 
 DECADES = (-4, 1)  # of the smoothness: the lams by themselves
+FEW = 6  # rounds seen of a curve below which its estimate is rough
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +131,7 @@ def sweep(
     check(FedCLUP(), federation, rounds, batch_size, seed, "auto", None, dtype, weights, None, 0.0, "cpu")
     if len(federation) < 2:
         raise InvalidData("there is one client only: nobody to share with; check which column names the clients")
+    wanted = None if targets is None else _targets(targets)
     work = _work(batch_size, steps, epochs)
     rows = with_validation(federation.to(DTYPES[dtype]), VAL_SHARE, seed)
     assert rows.val is not None
@@ -143,7 +145,7 @@ def sweep(
     def method(lam: float) -> FedCLUP:
         """Where L is known the server's step is that of the paper's experiments, 1/L_g; otherwise the server averages."""
         server = None if smoothness is None else (lam + bend) / (lam * bend)
-        return FedCLUP(lam=lam, lr=1 / (bend + lam), server_lr=server, **work)
+        return FedCLUP(lam=lam, lr=_short(1 / (bend + lam)), server_lr=server and _short(server), **work)
 
     # one full-batch step is the pooled gradient: one model for all, without the drift of several
     ends = {"local": Local(lr=1 / bend, **work), "shared": FedAvg(lr=1 / bend, **({"steps": 1} if batch_size is None else work))}
@@ -158,7 +160,7 @@ def sweep(
 
     higher = score_name(task.kind) == "acc"
     curves = {curve.lam: curve.curve for curve in path if curve.lam is not None}
-    wanted = levels([points[-1].val_score for points in curves.values()], higher) if targets is None else _targets(targets)
+    wanted = levels([points[-1].val_score for points in curves.values()], higher) if wanted is None else wanted
     result = Sweep(
         kind=task.kind,
         clients=len(rows),
@@ -193,7 +195,7 @@ def _degrees(lams: int | Sequence[float], bend: float) -> list[float]:
     if isinstance(lams, (int, np.integer)) and not isinstance(lams, bool):
         if not 2 <= lams <= 1000:
             raise InvalidArgument(f"lams must be at least 2 (and at most 1000), or a list of positive numbers, not {lams}")
-        return [float(f"{lam:.3g}") for lam in bend * np.logspace(*DECADES, int(lams))]
+        return [_short(lam) for lam in bend * np.logspace(*DECADES, int(lams))]
     if isinstance(lams, (str, bool)) or not isinstance(lams, (Sequence, np.ndarray)):
         raise InvalidArgument(f"lams must be a number of lams or a list of positive numbers, not {lams!r}")
     out = sorted({_positive("every lam", lam) for lam in lams})
@@ -211,27 +213,31 @@ def _targets(targets: Sequence[float]) -> list[float]:
 def _growing(lams: Sequence[float], bend: float, work: Mapping[str, Any]) -> FedCLUPDynamic:
     """The dynamic schedule: from the smallest lam up to the curvature, its step size safe all the way."""
     ceiling = max(lams[0], min(lams[-1], bend))
-    factor = max(2.0, (lams[-1] / lams[0]) ** (1 / (len(lams) - 1)))
-    return FedCLUPDynamic(lam=lams[0], factor=factor, ceiling=ceiling, lr=1 / (bend + ceiling), **work)
+    factor = float(np.clip((lams[-1] / lams[0]) ** (1 / (len(lams) - 1)), 2, 4))
+    return FedCLUPDynamic(lam=lams[0], factor=_short(factor), ceiling=_short(ceiling), lr=_short(1 / (bend + ceiling)), **work)
+
+
+def _short(value: float) -> float:
+    """With four digits, to be read and typed; a step is never made longer than by a thousandth."""
+    return float(f"{value:.4g}")
 
 
 # -- in words --------------------------------------------------------------------------------------------------------------
 def _notes(path: Sequence[Curve], ground: Ground) -> tuple[str, ...]:
     out = []
-    guessed = [curve for curve in path if curve.estimated]
+    guessed = [curve.measured for curve in path if curve.estimated]
     if guessed:
+        few = f"{min(guessed)}" if min(guessed) == max(guessed) else f"{min(guessed)} to {max(guessed)}"
         out.append(
-            f"The curves of {len(guessed)} of {len(path)} lams were played from scratch for {guessed[0].measured} rounds; later "
-            "rounds are estimated from these and from the end of the warm-started path."
+            f"The curves of {len(guessed)} of {len(path)} lams were played from scratch for {few} rounds; their later rounds are "
+            "estimated from these and from where the warm-started path ends."
         )
-        if ground.task.gradient is None:
-            out.append("For a network this estimate is rough: a warm start may end elsewhere than a run from scratch.")
-    moving = [curve for curve in path if not curve.rested]
+        if min(guessed) < FEW or ground.task.gradient is None or ground.batch_size is not None:
+            why = "few rounds" if min(guessed) < FEW else "a network" if ground.task.gradient is None else "random batches"
+            out.append(f"With {why} this estimate is rough; ft.run (fedtailor run fedclup) gives the curve of one lam exactly.")
+    moving = sum(not curve.rested for curve in path)
     if moving:
-        out.append(
-            f"The ends of {len(moving)} of {len(path)} lams had not come to rest; more rounds would move them "
-            f"(lam {', '.join(f'{curve.lam:.3g}' for curve in moving)})."
-        )
+        out.append(f"The ends of {moving} of {len(path)} lams had not come to rest; with more rounds they may move on.")
     return tuple(out)
 
 
@@ -245,7 +251,7 @@ def _words(found: Sweep) -> str:
         f"{found.clients} clients, {len(found.path)} lams, {found.rounds_used} rounds played in place of {found.rounds_separate} "
         f"({share:.0%}).",
         f"Validation {name}: training alone {local:.4g}, one model for all {shared:.4g}; best after {found.rounds} rounds "
-        f"{best.curve[-1].val_score:.4g} with lam = {best.lam:.3g}.",
+        f"{best.curve[-1].val_score:.4g} with {written(best.algorithm)}.",
     ]
     for row in found.fewest:
         if row.lam is None:

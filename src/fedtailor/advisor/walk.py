@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ from fedtailor.runs.store import Store
 from fedtailor.task import Task
 from fedtailor.theory.envelope import solve_path
 
-PILOT = 0.15  # of the rounds: played from scratch for every lam at least
+PILOT = 0.2  # of the rounds: played from scratch for every lam at least
 COLD = 0.6  # of what there is to spend on a lam
 SEEN = 16  # rounds that the later ones are estimated from, at most
 REST = 1e-4  # of the way from the start: what may be left of it when a run counts as come to rest
@@ -247,7 +247,7 @@ def along(
         if state is not None and not end.rests:
             end = arrive(ground, method, state, max(1, (left - used - reserve) // (after + 2)), f"{label}, warm", aim)
             used += len(end.state.records)
-            points += _between(ground, list(seen), end, points[-1], rounds, aim)
+            points += _between(ground, list(seen), end, points, rounds, aim)
         state = end.state
         found.curves.append(Curve(lam, method, tuple(points), end.point, used, measured, end.rests))
         left, found.rounds = left - used, found.rounds + used
@@ -290,15 +290,22 @@ def _whole(state: State, clients: int) -> dict[str, Tensor]:
 
 
 def _between(
-    ground: Ground, seen: Sequence[Reading], end: Arrived, last: Point, rounds: int, aim: Tensor | None
-) -> Iterator[Point]:
-    """The rounds that were not played, estimated from those that were and the end."""
+    ground: Ground, seen: Sequence[Reading], end: Arrived, points: Sequence[Point], rounds: int, aim: Tensor | None
+) -> list[Point]:
+    """The rounds that were not played, estimated from those that were and the end; none is better than all that was measured."""
+    last, measured = points[-1], [*points, end.point]
     shares = extrapolate.ahead(torch.stack([r.logits.flatten() for r in seen]), end.reading.logits.flatten(), rounds - last.round)
-    each, number = last.bytes // last.round, last.round
+    least = min(point.val_loss for point in measured)
+    scores = [point.val_score for point in measured]
+    best = (min(scores), np.inf) if ground.task.kind == "regression" else (-np.inf, max(scores))
+    out, number = [], last.round
     while number < rounds:
         number = min(rounds, max(number + 1, round(number * (1 + STEP))))
         reading = end.reading.mixed(seen, torch.from_numpy(shares[number - last.round - 1]))
-        yield ground.point(reading, number, each * number, aim)
+        there = ground.point(reading, number, last.bytes // last.round * number, aim)
+        score, loss = float(np.clip(there.val_score, *best)), max(there.val_loss, least)
+        out.append(replace(there, val_score=score, val_loss=loss))
+    return out
 
 
 def schedule(ground: Ground, method: Algorithm, rounds: int, aim: Tensor | None) -> Curve:
