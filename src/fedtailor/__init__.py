@@ -13,6 +13,7 @@ from fedtailor.version import __version__ as __version__
 if TYPE_CHECKING:
     from fedtailor import errors, models, tree
     from fedtailor.advisor.advise import Advice, advise
+    from fedtailor.advisor.sweep import Sweep, sweep
     from fedtailor.algorithms import (
         AL2SGD,
         APFL,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "fedtailor": ("errors", "models", "tree"),
     "fedtailor.advisor.advise": ("Advice", "advise"),
+    "fedtailor.advisor.sweep": ("Sweep", "sweep"),
     "fedtailor.data": ("Federation", "Work"),
     "fedtailor.engine.compare": ("Comparison", "compare"),
     "fedtailor.engine.run": ("run",),
@@ -118,6 +120,7 @@ __all__ = [
     "Run",
     "Scaffold",
     "ScaffoldP",
+    "Sweep",
     "Task",
     "Work",
     "advise",
@@ -130,6 +133,7 @@ __all__ = [
     "prox",
     "run",
     "scan",
+    "sweep",
     "tree",
 ]
 

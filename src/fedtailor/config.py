@@ -21,7 +21,7 @@ TABLE_FLAGS = ("client", "label", "features", "drop", "split", "standardize", "m
 DEFAULT_METHODS = ("local", "fedavg", "fedavgft", "fedprox", "fedprox-personal", "fedclup", "pfedme", "ditto")
 SHOWN = 60  # letters of a wrong value that a message repeats
 LARGEST = 2**63 - 1  # of a seed, and of a whole number in TOML
-SWITCHES = ("bias", "tune")  # the settings that are true or false
+SWITCHES = ("bias", "tune", "dynamic")  # the settings that are true or false
 
 
 class DataSettings(BaseModel):
@@ -159,6 +159,42 @@ class AdviseSettings(DataSettings):
         """What ``ft.advise`` takes, beside the data and the model."""
         names = ("rounds", "steps", "epochs", "lr", "budget", "seed", "dtype", "bias", "weights")
         return {**{name: getattr(self, name) for name in names}, "batch_size": self.batch_size or None}
+
+
+class SweepSettings(DataSettings):
+    """What is swept: the data, the model, the degrees of personalisation, and how long a run for one of them would be."""
+
+    model: str = Field("linear", description="A network by name (see: fedtailor list models).")
+    lams: int | list[float] = Field(10, description="How many lams, or the lams themselves, separated by commas.")
+    rounds: int = Field(50, ge=1, le=LARGEST, description="Rounds that a run with one lam would take.")
+    targets: list[float] | None = Field(None, description="Scores to reach in the fewest rounds, separated by commas.")
+    batch_size: int = Field(0, ge=0, le=LARGEST, description="Rows per step; 0 is all of a client's rows.")
+    steps: int | None = Field(None, ge=1, description="Steps per round (default: 10 on all rows, 2 epochs on batches).")
+    epochs: int | None = Field(None, ge=1, description="Epochs per round, in place of steps.")
+    lr: float | None = Field(None, gt=0, allow_inf_nan=False, description="Step size (default: found from the data, or 0.1).")
+    cohort: float = Field(1.0, gt=0, allow_inf_nan=False, description="Clients per round: a share up to 1, or a number.")
+    seed: int = Field(0, ge=0, le=LARGEST, description="Seed of training.")
+    dtype: Literal["float32", "float64"] = Field("float32", description="Precision.")
+    bias: bool = Field(True, description="A constant term in the linear model.")
+    weights: Literal["uniform", "size"] = Field("uniform", description="Weights of the clients in the mean.")
+    dynamic: bool = Field(True, description="Run the schedule with a growing lam beside it.")
+
+    @field_validator("lams", mode="before")
+    @classmethod
+    def _lams(cls, given: Any) -> Any:
+        """``--lams 5`` comes as a list of one word: it is how many."""
+        words = given if isinstance(given, list) else [given]
+        try:
+            numbers = [float(word) for word in words]
+        except (TypeError, ValueError):
+            raise ValueError("must be a number of lams, or the lams separated by commas") from None
+        return int(words[0]) if len(words) == 1 and str(words[0]).strip().isdecimal() else numbers
+
+    def options(self) -> dict[str, Any]:
+        """What ``ft.sweep`` takes, beside the data and the model."""
+        names = ("lams", "rounds", "targets", "steps", "epochs", "lr", "seed", "dtype", "bias", "weights", "dynamic")
+        cohort = int(self.cohort) if self.cohort > 1 and self.cohort == int(self.cohort) else self.cohort
+        return {**{name: getattr(self, name) for name in names}, "batch_size": self.batch_size or None, "cohort": cohort}
 
 
 class RunSettings(Settings):

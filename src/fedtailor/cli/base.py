@@ -71,7 +71,7 @@ def console() -> Any:
 def progress(total: int) -> Iterator[Any]:
     """A bar with rounds, accuracy, bytes and the time left, on stderr; nothing where stderr is not a terminal.
 
-    Gives the callback of ``run`` and ``compare``.
+    Gives the callback of ``run``, ``compare`` and ``sweep``.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -98,7 +98,7 @@ def progress(total: int) -> Iterator[Any]:
             if record.get(name) is not None:
                 fields["score"] = f"{title} {record[name]:.4f}"
         if "label" in record:
-            fields["label"] = f"{record['label']} ({record['stage']})"
+            fields["label"] = f"{record['label']} ({record['stage']})" if "stage" in record else record["label"]
         bar.update(todo, advance=1, **fields)
 
     with bar:

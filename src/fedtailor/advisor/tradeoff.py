@@ -1,0 +1,89 @@
+"""Accuracy against communication, as plain values: the Pareto front, the fewest rounds for a target, sensible targets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+LEVELS = (0.25, 0.5, 0.75, 0.9, 1.0)  # of the way from the worst score to the best: where targets stand by themselves
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a curve is after a round: bytes sent so far by all clients, and the measures on validation rows."""
+
+    round: int
+    bytes: int
+    val_score: float
+    val_loss: float
+    error: float | None = None
+
+
+class Place(NamedTuple):
+    """A point of the curve of one lam."""
+
+    lam: float
+    round: int
+    bytes: int
+    val_score: float
+
+
+class Fewest(NamedTuple):
+    """The lam that reaches a target first; None where none does."""
+
+    target: float
+    lam: float | None
+    rounds: int | None
+    bytes: int | None
+
+
+Curves = Mapping[float, Sequence[Point]]
+
+
+def front(curves: Curves, higher: bool) -> list[Place]:
+    """The points that no other beats: none has as few bytes and rounds and as good a score, and one of them better.
+
+    Of points equal in all, that of the smallest lam is given. By rising rounds, so the scores improve from one to the next.
+    """
+    sign = 1 if higher else -1
+    everything = [Place(lam, p.round, p.bytes, p.val_score) for lam, points in curves.items() for p in points]
+    best: list[Place] = []
+    for place in sorted(everything, key=lambda p: (p.bytes, p.round, -sign * p.val_score, p.lam)):
+        if not any(b.round <= place.round and sign * b.val_score >= sign * place.val_score for b in best):
+            best.append(place)
+    return best
+
+
+def fewest(curves: Curves, targets: Iterable[float], higher: bool) -> list[Fewest]:
+    """For every target the lam that reaches it in the fewest rounds; where two do, that with fewer bytes, then the smaller."""
+    sign = 1 if higher else -1
+    out = []
+    for target in targets:
+        reached = [
+            (first.round, first.bytes, lam)
+            for lam, points in curves.items()
+            if (first := next((p for p in points if sign * p.val_score >= sign * target), None)) is not None
+        ]
+        rounds, size, lam = min(reached) if reached else (None, None, None)
+        out.append(Fewest(float(target), lam, rounds, size))
+    return out
+
+
+def levels(scores: Sequence[float], higher: bool) -> list[float]:
+    """Targets between the worst and the best of ``scores``, from the easiest to the best itself."""
+    worst, best = (min(scores), max(scores)) if higher else (max(scores), min(scores))
+    return list(dict.fromkeys(best if level == 1 else worst + level * (best - worst) for level in LEVELS))
+
+
+def purse(rounds: int, lams: int) -> int:
+    """Rounds that a sweep may spend: one run for the first lam and less than a third of one for each further."""
+    return -(-rounds * (lams + 2) // 3) - 1
+
+
+def settled(points: Sequence[Point]) -> Point:
+    """The first point from which the loss stays within a twentieth of the way that it goes, of where it ends."""
+    last = points[-1].val_loss
+    near = 0.05 * abs(points[0].val_loss - last)
+    late = [i for i, p in enumerate(points) if abs(p.val_loss - last) > near]
+    return points[min(late[-1] + 1 if late else 0, len(points) - 1)]
