@@ -72,9 +72,9 @@ def curves(
 
     ``bound``: Theorem 1's two branches (None where a branch says nothing), or None without an estimate of R^2. ``measured``: the
     exact solution at every lam, ``ends`` the same at 0 and infinity: validation ``loss``, ``score``, ``excess`` of the loss over
-    the best lam with its standard error ``se`` (paired over clients), the estimated squared ``distance`` (least squares without
-    weight decay) and the ``true`` one where the truth is known. ``weight_decay`` is greater than 0 where the clients' risks are
-    not strongly convex by themselves; everything is then about the regularised problem.
+    the best lam with its standard error ``se`` (paired over clients), the estimated squared ``distance`` (least squares only,
+    of ``distance_of`` clients) and the ``true`` one where the truth is known. ``weight_decay`` is greater than 0 where the
+    clients' risks are not strongly convex by themselves; everything is then about the regularised problem.
     """
     if task.gradient is None:
         return None
@@ -175,13 +175,14 @@ def _measured(
     best = int(np.argmin(mean))
     apart = losses - losses[best]
     se = apart.std(1, ddof=1) / np.sqrt(losses.shape[1])
-    own = _estimated(federation, solved, W, weights) if task.kind == "regression" and not decay else None
+    own = _estimated(federation, solved, W, _shares(federation, weights), decay) if task.kind == "regression" else None
     return {
         "loss": mean.tolist(),
         "score": scores.mean(1).tolist(),
         "excess": (mean - mean[best]).tolist(),
         "se": se.tolist(),
-        "distance": None if own is None else own.tolist(),
+        "distance": None if own is None else own[0].tolist(),
+        "distance_of": None if own is None else [own[1]] * len(solved),
         "true": _true(task, federation, W),
     }
 
@@ -216,35 +217,53 @@ def _design(x: Tensor, columns: int) -> Numbers:
     return rows if rows.shape[1] == columns else np.concatenate([rows, np.ones((len(rows), 1))], 1)
 
 
-def _estimated(federation: Federation, solved: list[Solution], W: Numbers, weights: str | Sequence[float]) -> Numbers | None:
-    """An unbiased estimate of the mean squared distance to the truth, per solution; None where a client has no row to spare.
+def _estimated(
+    federation: Federation, solved: list[Solution], W: Numbers, p: Numbers, decay: float
+) -> tuple[Numbers, int] | None:
+    """An unbiased estimate of the mean squared distance to the truth, per solution, and of how many clients: those with rows to
+    spare, whose own least-squares fits v_i exist. None where these are fewer than half.
 
-    With P_i = (H_i + lam)^-1 H_i, w_i = P_i v_i + (I - P_i) g and g = S^-1 sum p_j P_j v_j, S = sum p_j P_j, so that
-    Cov(w_i, v_i) = (P_i + (I - P_i) S^-1 p_i P_i) V_i.
+    With A_i = H_i + decay + lam and P_i = A_i^-1 H_i, w_i = P_i v_i + lam A_i^-1 g and g = S^-1 sum p_j P_j v_j, where
+    S = sum p_j (I - lam A_j^-1), so that Cov(w_i, v_i) = (P_i + lam A_i^-1 S^-1 p_i P_i) V_i.
     """
     m, outputs, columns = W.shape[1:]
-    if federation.train.sizes.min() <= columns:
-        return None
-    sizes = federation.train.sizes
-    p = np.asarray({"uniform": np.ones(m), "size": sizes}.get(weights, weights) if isinstance(weights, str) else weights, float)
-    p = p / p.sum()
-    H, V = np.empty((m, columns, columns)), np.empty((m, columns, columns))
+    H, V, own = np.empty((m, columns, columns)), np.zeros((m, columns, columns)), np.zeros((m, outputs, columns))
+    kept = []
     for i in range(m):
         x, y = federation.train.client(i)
         design, aim = _design(x, columns), y.double().reshape(len(y), outputs).numpy()
         square = design.T @ design
-        rest = ((aim - design @ W[0, i].T) ** 2).sum() / (len(design) - columns)  # over the outputs
-        H[i], V[i] = square / (len(design) * outputs), rest * np.linalg.inv(square)
+        H[i] = square / (len(design) * outputs)
+        if len(design) > columns and np.linalg.cond(design) < 1 / FLATTEST:
+            own[i] = np.linalg.lstsq(design, aim)[0].T
+            rest = ((aim - design @ own[i].T) ** 2).sum() / (len(design) - columns)  # over the outputs
+            V[i] = rest * np.linalg.inv(square)
+            kept.append(i)
+    if 2 * len(kept) < m:
+        return None
     total = np.trace(V, axis1=1, axis2=2)
     eye, out = np.eye(columns), np.empty(len(solved))
+    P: NDArray[Any]
+    back: NDArray[Any]
     for k, at in enumerate(solved):
         lam = float(at.lam[0])
-        P = H if np.isinf(lam) else np.linalg.solve(H + lam * eye, H)  # at infinity up to a factor, which cancels
-        pooled = np.linalg.solve(np.einsum("i,ijk->jk", p, P), p[:, None, None] * P)
-        J = pooled if np.isinf(lam) else P + (eye - P) @ pooled
-        moved = ((W[k] - W[0]) ** 2).sum((1, 2))
-        out[k] = (moved - total + 2 * np.einsum("ijk,ikj->i", J, V)).mean()
-    return out
+        if np.isinf(lam):  # up to a factor 1/lam that cancels
+            P, back, S = H, np.broadcast_to(eye, H.shape), np.einsum("i,ijk->jk", p, H + decay * eye)
+        else:
+            inverse = np.linalg.inv(H + (decay + lam) * eye)
+            P, back = inverse @ H, lam * inverse
+            S = np.einsum("i,ijk->jk", p, inverse @ (H + decay * eye))
+        pooled = back @ np.linalg.solve(S, p[:, None, None] * P)
+        J = pooled if np.isinf(lam) else P + pooled
+        moved = ((W[k] - own) ** 2).sum((1, 2))
+        out[k] = (moved - total + 2 * np.einsum("ijk,ikj->i", J, V))[kept].mean()
+    return out, len(kept)
+
+
+def _shares(federation: Federation, weights: str | Sequence[float]) -> Numbers:
+    sizes = federation.train.sizes
+    p = np.asarray(weights if not isinstance(weights, str) else np.ones(len(sizes)) if weights == "uniform" else sizes, float)
+    return p / p.sum()
 
 
 def _true(task: Task, federation: Federation, W: Numbers) -> list[float] | None:

@@ -158,8 +158,11 @@ def _quantiles(values: Mapping[str, NDArray[np.float64]], across: str, log: bool
     return svg(out, base + 50, f"{across} over the clients: {', '.join(values)}")
 
 
-def gains(names: Sequence[str], panels: Mapping[str, Sequence[float]], up: str) -> str:
-    """Sorted bars, one per client (of many: evenly spaced ranks): filled upwards for a gain, hollow downwards for a loss."""
+def gains(names: Sequence[str], panels: Mapping[str, Sequence[float]], up: str, ends: bool = False) -> str:
+    """Sorted bars, one per client (of many: evenly spaced ranks): filled upwards for a gain, hollow downwards for a loss.
+
+    ``ends`` writes the names of the first and the last.
+    """
     known = {
         title: [(float(v), n) for v, n in zip(column, names, strict=True) if math.isfinite(v)] for title, column in panels.items()
     }
@@ -185,6 +188,15 @@ def gains(names: Sequence[str], panels: Mapping[str, Sequence[float]], up: str) 
             box = f'x="{start + (place + 0.12) * slot:.2f}" y="{y:.1f}" width="{slot * 0.76:.2f}" height="{size:.1f}"'
             out.append(f"<rect {box} {look}>{hint(said)}</rect>")
         out.append(f'<path d="M{start:.1f} {zero:.1f}h{width:.1f}" stroke="{INK}"/>')
+        if ends and len(ranked) > 1:
+            last = start + slot * len(places)
+            out.append(
+                text(
+                    start + 4, zero + (15 if ranked[0][0] > 0 else -6), clip(f"first: {ranked[0][1]}", 40), "start", ranked[0][1]
+                )
+            )
+            where = zero + (-6 if ranked[-1][0] < 0 else 15)
+            out.append(text(max(last, start + width / 2), where, clip(f"last: {ranked[-1][1]}", 40), "end", ranked[-1][1]))
         count = f"{len(ranked):,} {'client' if len(ranked) == 1 else 'clients'}"
         out.append(text(start + width / 2, base + 22, f"{title} ({count}, sorted)", "middle"))
     return svg(out, base + 34, f"{up}: {', '.join(known)}")
