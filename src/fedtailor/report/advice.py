@@ -47,7 +47,7 @@ STYLE = """
 .tiles dd{margin:0;font-size:1.25rem;font-weight:600}.tiles dd small{display:block;font-size:.82rem;font-weight:400}
 .facts td:first-child{min-width:8rem;font-weight:600}.facts td{text-align:left;white-space:normal}.said{white-space:pre-line}
 @media print{.verdict{font-size:15pt}.tiles{grid-template-columns:repeat(3,1fr);gap:.3rem}.tiles div{padding:.25rem .4rem}
-.tiles dd{font-size:11pt}section{break-inside:auto}}
+.tiles dd{font-size:11pt}.tiles dt,.tiles dd small{font-size:8pt}section{break-inside:auto}}
 @media screen and (prefers-color-scheme:dark){.verdict{border-color:#4aa8e0}.verdict.no{border-color:#f08a45}
 .tiles div{border-color:#3a3f45}.tiles dt{color:#a5abb3}}
 """

@@ -112,7 +112,7 @@ def _what(advice: Mapping[str, Any]) -> list[Fact]:
     sizes = ""
     if groups > 1:
         members = list(advice.get("groups") or ())
-        sizes = "of " + ", ".join(str(members.count(g)) for g in range(int(groups))) + " clients"
+        sizes = "of " + ", ".join(str(members.count(g)) for g in sorted(set(members) - {-1})) + " clients"
         rest = members.count(-1)
         sizes += f"; {rest} with too little data to tell" if rest else ""
     return [*out, Fact("groups far apart", "none found" if groups <= 1 else f"{groups:g}", sizes)]
@@ -167,7 +167,7 @@ def bound_words(advice: Mapping[str, Any], curves: Mapping[str, Any]) -> list[st
     best, within = _best(curves)
     first = f"Solved exactly at every lam and judged on validation rows, the loss is least at {best}"
     first += f"; {within}." if within else "."
-    out = [first]
+    out = [first + _advised(advice, curves)]
     bound, constants = curves.get("bound"), curves.get("constants")
     if bound and constants:
         out.append(
@@ -199,6 +199,25 @@ def bound_words(advice: Mapping[str, Any], curves: Mapping[str, Any]) -> list[st
             "everything in this picture (and not to the advised method)."
         )
     return out
+
+
+def _advised(advice: Mapping[str, Any], curves: Mapping[str, Any]) -> str:
+    """What the exact solution says of the advised lam, where it is told from the best."""
+    lam, measured = lam_of(advice), curves["measured"]
+    if lam is None or advice["regime"] == "clusters":
+        return ""
+    if 0 < lam < math.inf:
+        near = min(range(len(measured["lam"])), key=lambda i: abs(math.log(measured["lam"][i] / lam)))
+        excess, se = number(measured["excess"][near]), number(measured["se"][near])
+    else:
+        end = curves["ends"]["local" if lam == 0 else "shared"]
+        excess, se = number(end["excess"]), number(end["se"])
+    if excess is None or se is None or excess <= se:
+        return ""
+    return (
+        f" At the advised lam it is {short(excess, 3)} ± {short(se, 2)} higher: the race tried other values of lam, and methods "
+        "that do not solve to the end."
+    )
 
 
 def _height(advice: Mapping[str, Any], bound: Mapping[str, Any]) -> str:
@@ -243,6 +262,12 @@ def map_words(advice: Mapping[str, Any], rows: float, edge: float, width: float)
         )
     if found.get("zero") and r2 > 0:
         first += " But R² is not distinguishable from zero."
+    here = "shared" if edge >= width * r2 else "local" if edge * width <= r2 else "between"
+    if not found.get("zero") and {here, advice["regime"]} == {"local", "shared"}:
+        first += (
+            " The race on validation rows says otherwise, and the advice follows it: parameters may lie far apart in directions "
+            "that matter little for predictions, or R² may be off."
+        )
     caption = (
         "MINIMAX: one model for all is the better end while R² is below c m/N, training alone above it. The dashed line is that "
         f"edge, with c such that here R² equals what sharing saves a client in noise ({_number(edge)}); within a factor of "

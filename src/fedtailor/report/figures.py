@@ -189,14 +189,9 @@ def gains(names: Sequence[str], panels: Mapping[str, Sequence[float]], up: str, 
             out.append(f"<rect {box} {look}>{hint(said)}</rect>")
         out.append(f'<path d="M{start:.1f} {zero:.1f}h{width:.1f}" stroke="{INK}"/>')
         if ends and len(ranked) > 1:
-            last = start + slot * len(places)
-            out.append(
-                text(
-                    start + 4, zero + (15 if ranked[0][0] > 0 else -6), clip(f"first: {ranked[0][1]}", 40), "start", ranked[0][1]
-                )
-            )
-            where = zero + (-6 if ranked[-1][0] < 0 else 15)
-            out.append(text(max(last, start + width / 2), where, clip(f"last: {ranked[-1][1]}", 40), "end", ranked[-1][1]))
+            first, last = ranked[0][1], ranked[-1][1]
+            out.append(text(start, base + 22, clip(f"first: {first}", 38), "start", first))
+            out.append(text(start + width, base + 22, clip(f"last: {last}", 38), "end", last))
         count = f"{len(ranked):,} {'client' if len(ranked) == 1 else 'clients'}"
         out.append(text(start + width / 2, base + 22, f"{title} ({count}, sorted)", "middle"))
     return svg(out, base + 34, f"{up}: {', '.join(known)}")

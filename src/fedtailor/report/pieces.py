@@ -19,7 +19,8 @@ figure{margin:1rem 0}figcaption{color:#444;font-size:.92rem}
 figcaption p{margin:.3rem 0}code,pre{font:.88rem/1.4 ui-monospace,monospace}
 pre{white-space:pre-wrap;overflow-wrap:anywhere;background:#f5f5f5;padding:.6rem}code{overflow-wrap:anywhere}
 dt{font-weight:600}dd{margin:0 0 .4rem 1rem}summary{cursor:pointer}
-@media print{body{max-width:none;margin:0;font-size:10pt}svg{min-width:0}.scroll{overflow:visible}table{font-size:8pt}
+@media print{body{max-width:none;margin:0;font-size:10pt}svg{min-width:0}.scroll{overflow:visible}
+table{font-size:8pt}figcaption{font-size:8.5pt}h2{font-size:13pt}
 th,td{padding:.15rem .25rem}
 figure,tr{break-inside:avoid}h2{break-after:avoid}details::details-content{content-visibility:visible;height:auto}}
 @media screen and (prefers-color-scheme:dark){body{color:#ddd;background:#16181b}h2{border-color:#444}th,td{border-color:#33373c}
