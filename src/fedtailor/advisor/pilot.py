@@ -196,8 +196,24 @@ def _pick(split: Split, rows: list[NDArray[np.int64]]) -> Split:
 
 
 def table(race: Race) -> list[Mapping[str, Any]]:
-    """What the race has shown, the best first; those that stopped early after the others."""
+    """What the race has shown, the best first; those that stopped early after the others. ``se`` is the standard error of the
+    difference to the first, paired over clients."""
     rows = sorted((e for e in race.entrants.values() if e.rounds), key=lambda e: (e.out, e.loss, -e.score))
     name = score_name(race.task.kind)
     sign = -1 if race.task.kind == "regression" else 1
-    return [{"method": e.label, f"val_{name}": sign * e.score, "val_loss": e.loss, "rounds": e.rounds} for e in rows]
+    return [
+        {
+            "method": e.label,
+            f"val_{name}": sign * e.score,
+            "se": _error(rows[0], e),
+            "val_loss": e.loss,
+            "rounds": e.rounds,
+        }
+        for e in rows
+    ]
+
+
+def _error(first: Entrant, other: Entrant) -> float | None:
+    if other is first or len(other.scores) != len(first.scores) or len(first.scores) < 2:
+        return None
+    return float((first.scores - other.scores).std(ddof=1) / np.sqrt(len(first.scores)))

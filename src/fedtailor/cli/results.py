@@ -23,14 +23,22 @@ Method = Annotated[str | None, typer.Option(help="Which method of a comparison (
 
 
 def report(
-    where: Where,
+    where: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a finished run, comparison or advice.")],
     to: Annotated[Path | None, typer.Option(help="The file to write (default: report.html in the directory).")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write the report of a run or a comparison anew, from what is on disk."""
+    """Write the report of a run, a comparison or an advice anew, from what is on disk."""
+    from fedtailor.report import advice
     from fedtailor.report.page import headline, write
     from fedtailor.runs.folder import read
+    from fedtailor.runs.layout import HISTORY, SUMMARY
 
+    if (where / advice.ADVICE).exists() and not any((where / name).exists() for name in (HISTORY, SUMMARY)):
+        told, sweep = advice.read(where)
+        page = advice.write(told, to or where / "report.html", sweep=sweep)
+        found = {"report": str(page), "best": told["algorithm"]}
+        typer.echo(json.dumps(found, indent=2) if as_json else f"The report is in {page}.")
+        return
     records = read(where)
     page = write(records, to or where / "report.html", command=f"fedtailor report {where}")
     found = {"report": str(page), "best": headline(records)["best"]}

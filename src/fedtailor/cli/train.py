@@ -39,7 +39,7 @@ def run(settings: RunSettings, out: Path | None, as_json: bool, save: Path | Non
     folder = out or fresh(settings.data, settings.method)
     with resumable(folder), progress(settings.rounds) as tell:
         done = train(algorithm, federation, settings.model, out=folder, resume=resuming, callback=tell, **settings.options())
-    page = write({done.summary["algorithm"]: [done.record()]}, folder / "report.html", command=_command_line())
+    page = write({done.summary["algorithm"]: [done.record()]}, folder / "report.html", command=command_line())
     if as_json:
         typer.echo(json.dumps({**done.summary, "out": str(folder)}, indent=2))
         return
@@ -76,7 +76,7 @@ def compare(settings: CompareSettings, out: Path | None, as_json: bool, save: Pa
             **settings.options(),
         )
     records = found.records()
-    page = write(records, folder / "report.html", command=_command_line())
+    page = write(records, folder / "report.html", command=command_line())
     best = headline(records)
     rows = found.table()
     if as_json:
@@ -156,7 +156,7 @@ def _cells(label: str, summary: Mapping[str, Any]) -> dict[str, Any]:
     return {"method": label, **{title: cell(key, summary.get(key)) for key, title in shown.items()}}
 
 
-def _command_line() -> str:
+def command_line() -> str:
     import shlex
 
     return shlex.join(["fedtailor", *sys.argv[1:]])

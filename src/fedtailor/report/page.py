@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from fedtailor.algorithms.settings import written
 from fedtailor.report import figures
 from fedtailor.report.evidence import Evidence, Results, number
 from fedtailor.report.figures import Curve
+from fedtailor.report.pieces import document, figure, listed, section, table
 from fedtailor.report.words import datasets, measure, p_words, plain, story
 from fedtailor.runs import files
 from fedtailor.runs.record import Record
@@ -25,24 +26,6 @@ POINTS = 200  # of a curve
 TRIALS = 100  # settings tried that are listed
 
 settings_of = written
-
-STYLE = """
-body{font:16px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
-h1{font-size:1.7rem;line-height:1.2}h2{font-size:1.2rem;margin-top:2.2rem;border-bottom:1px solid #ccc}
-.scroll{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.88rem}.wide{width:100%}
-th,td{padding:.3rem .5rem;text-align:right;border-bottom:1px solid #ddd;vertical-align:top}td{white-space:nowrap}
-th{vertical-align:bottom}th:first-child,td:first-child{text-align:left}td:first-child{white-space:normal;
-overflow-wrap:anywhere;min-width:9rem}td small{display:block;color:#555}
-tr.best td{font-weight:700;background:#eef5fb}tr.best td:first-child::before{content:"★ "}
-.words td,.words th{text-align:left;white-space:normal}
-svg{width:100%;min-width:44rem;height:auto;font:13px system-ui,sans-serif;display:block}svg text{fill:#222}
-figure{margin:1rem 0}figcaption{color:#444;font-size:.92rem}code,pre{font:.88rem/1.4 ui-monospace,monospace}
-pre{white-space:pre-wrap;overflow-wrap:anywhere;background:#f5f5f5;padding:.6rem}code{overflow-wrap:anywhere}
-dt{font-weight:600}dd{margin:0 0 .4rem 1rem}summary{cursor:pointer}
-@media print{body{max-width:none;margin:0;font-size:10pt}svg{min-width:0}.scroll{overflow:visible}table{font-size:8pt}
-th,td{padding:.15rem .25rem}
-figure,tr{break-inside:avoid}h2{break-after:avoid}details::details-content{content-visibility:visible;height:auto}}
-"""
 
 MEANINGS = {
     "validation": "mean over clients on their validation rows, of the personal model; it orders the table and chooses the best",
@@ -115,25 +98,20 @@ def page(results: Results, *, command: str | None = None, notes: Sequence[str] =
     """The report of methods by label, with a record per seed; ``command`` is what made it, ``notes`` what else to know."""
     evidence = Evidence(results)
     sections = [
-        _section("", *(f"<p>{paragraph}</p>" for paragraph in story(evidence))),
-        _section("The methods", _methods(evidence)),
-        _section("Round by round, and for the traffic", _curves(evidence)),
-        _section("Client by client", _dots(evidence), _gains(evidence)),
-        _section("New clients", _newcomers(evidence)),
-        _section("Which rows each model gets right", _shares(evidence)),
-        _section("Tuning", *_tuning(evidence)),
-        _section("The data", _listed(dict.fromkeys([*(note for r in evidence.records for note in r.notes), *notes]))),
-        _section("Settings", _settings(evidence), _options(evidence)),
-        _section("How to reproduce it", _reproduce(evidence, command)),
-        _section("What the columns mean", _meanings()),
+        section("", *(f"<p>{paragraph}</p>" for paragraph in story(evidence))),
+        section("The methods", _methods(evidence)),
+        section("Round by round, and for the traffic", _curves(evidence)),
+        section("Client by client", _dots(evidence), _gains(evidence)),
+        section("New clients", _newcomers(evidence)),
+        section("Which rows each model gets right", _shares(evidence)),
+        section("Tuning", *_tuning(evidence)),
+        section("The data", listed(dict.fromkeys([*(note for r in evidence.records for note in r.notes), *notes]))),
+        section("Settings", _settings(evidence), _options(evidence)),
+        section("How to reproduce it", _reproduce(evidence, command)),
+        section("What the columns mean", _meanings()),
     ]
     title = f"fedtailor: {', '.join(datasets(evidence))}"
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>"
-        f"<h1>Who gains by learning together?</h1>{''.join(sections)}</main></body></html>\n"
-    )
+    return document(title, f"<h1>Who gains by learning together?</h1>{''.join(sections)}")
 
 
 def write(results: Results, path: str | os.PathLike[str], **options: Any) -> Path:
@@ -157,7 +135,7 @@ def _methods(evidence: Evidence) -> str:
         row = "".join(f"<td>{content}</td>" for content in (escape(label), *cells))
         rows.append(f"<tr{' class=best' if label == evidence.best and len(evidence.results) > 1 else ''}>{row}</tr>")
     titles = ["method", *keys.values(), *(["p"] if evidence.p_values else [])]
-    return _table(titles, rows, "wide")
+    return table(titles, rows, "wide")
 
 
 def _measured(evidence: Evidence, label: str, key: str) -> str:
@@ -191,7 +169,7 @@ def _curves(evidence: Evidence) -> str:
     text = f"Personal models on the clients' own test rows{_over_seeds(evidence)}."
     if silent:
         text += f" {', '.join(silent)}: nothing is sent, so the right side shows the last value as a level."
-    return _figure(picture, text)
+    return figure(picture, text)
 
 
 def _named(evidence: Evidence) -> list[str]:
@@ -236,7 +214,7 @@ def _dots(evidence: Evidence) -> str:
         text += " The line spans 90 % of the clients, the box half of them, the bar is the median."
     if unknown:
         text += f" Not measured, and left out: {unknown:,} of {len(evidence.clients):,} clients."
-    return _figure(picture, text)
+    return figure(picture, text)
 
 
 def _gains(evidence: Evidence) -> str:
@@ -246,7 +224,7 @@ def _gains(evidence: Evidence) -> str:
     text = f"{evidence.subject}: what each client gains by its personal model (filled) or loses (hollow)."
     if any(len(panel) > figures.BARS for panel in panels.values()):
         text += f" Of the sorted clients, {figures.BARS} evenly spaced ones are drawn."
-    return _figure(picture, text)
+    return figure(picture, text)
 
 
 def _newcomers(evidence: Evidence) -> str:
@@ -262,7 +240,7 @@ def _newcomers(evidence: Evidence) -> str:
         cells = [escape(label), "-" if count is None else f"{count.mean:g}", *(_measured(evidence, label, key) for key in keys)]
         rows.append(f"<tr>{''.join(f'<td>{content}</td>' for content in cells)}</tr>")
     text = "Clients that were held out of training: they meet the final model, do one round of local work, and send nothing back."
-    return f"<p>{text}</p>{_table(['method', 'new clients', *keys.values()], rows)}"
+    return f"<p>{text}</p>{table(['method', 'new clients', *keys.values()], rows)}"
 
 
 def _shares(evidence: Evidence) -> str:
@@ -275,7 +253,7 @@ def _shares(evidence: Evidence) -> str:
     text = (
         "Test rows of all clients together, by which of a method's two models gets them right: the client's own, the shared one."
     )
-    return _figure(figures.shares(rows), text)
+    return figure(figures.shares(rows), text)
 
 
 def _tuning(evidence: Evidence) -> list[str]:
@@ -308,8 +286,8 @@ def _trials(title: str, tuning: Mapping[str, Any]) -> str:
     more = f"<p>{len(trials) - TRIALS:,} more are not listed.</p>" if len(trials) > TRIALS else ""
     head = f"{title}: {_named_values(chosen) or 'nothing'} chosen of {len(trials):,} tried"
     words = f"<p>Grid: {escape(grid)}.</p>" if grid else ""
-    table = _table(["settings", "score on validation", "rounds"], rows)
-    return f"<details><summary>{escape(head)}</summary>{words}{table}{more}</details>"
+    inside = table(["settings", "score on validation", "rounds"], rows)
+    return f"<details><summary>{escape(head)}</summary>{words}{inside}{more}</details>"
 
 
 def _settings(evidence: Evidence) -> str:
@@ -318,7 +296,7 @@ def _settings(evidence: Evidence) -> str:
         ways = "<br>".join(f"<code>{escape(s)}</code>" for s in dict.fromkeys(record.settings for record in records))
         engines = ", ".join(dict.fromkeys(str(record.summary.get("engine", "-")) for record in records))
         rows.append(f"<tr><td>{escape(label)}</td><td>{ways}</td><td>{escape(engines)}</td></tr>")
-    return _table(["method", "as in Python; what is not said is the default", "engine"], rows, "words")
+    return table(["method", "as in Python; what is not said is the default", "engine"], rows, "words")
 
 
 def _options(evidence: Evidence) -> str:
@@ -332,7 +310,7 @@ def _options(evidence: Evidence) -> str:
                     held.setdefault(_value(record.options[key]), []).append(label)
         ways = [value + (f" ({', '.join(dict.fromkeys(labels))})" if len(held) > 1 else "") for value, labels in held.items()]
         rows.append(f"<tr><td>{escape(key)}</td><td>{'<br>'.join(map(escape, ways))}</td></tr>")
-    return _table(["option", "value"], rows, "words") if rows else ""
+    return table(["option", "value"], rows, "words") if rows else ""
 
 
 def _reproduce(evidence: Evidence, command: str | None) -> str:
@@ -343,31 +321,11 @@ def _reproduce(evidence: Evidence, command: str | None) -> str:
         "The same seed gives the same numbers, on any number of processes; another engine changes the last digits.",
     ]
     done = f"<pre>{escape(command)}</pre>" if command else "<p>Made from Python, with the settings and options above.</p>"
-    return done + _listed(facts)
+    return done + listed(facts)
 
 
 def _meanings() -> str:
     return "<dl>" + "".join(f"<dt>{escape(title)}</dt><dd>{escape(text)}</dd>" for title, text in MEANINGS.items()) + "</dl>"
-
-
-# -- pieces of HTML ------------------------------------------------------------------------------------------------------
-def _section(title: str, *parts: str) -> str:
-    inside = "".join(parts)
-    return f"<section>{f'<h2>{escape(title)}</h2>' if title else ''}{inside}</section>" if inside else ""
-
-
-def _table(titles: Sequence[str], rows: Sequence[str], kind: str = "plain") -> str:
-    head = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
-    return f'<div class="scroll"><table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
-
-
-def _figure(svg: str, text: str) -> str:
-    return f'<figure><div class="scroll">{svg}</div><figcaption>{escape(text)}</figcaption></figure>' if svg else ""
-
-
-def _listed(lines: Iterable[str]) -> str:
-    inside = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    return f"<ul>{inside}</ul>" if inside else ""
 
 
 def _over_seeds(evidence: Evidence) -> str:
