@@ -44,6 +44,7 @@ def build_task(model: str | nn.Module | Task, federation: Federation, seed: int,
         )
     if made.public is None and federation.public is not None:
         made = replace(made, public=federation.public)
+    made = replace(made, inputs=federation.train.x[:0].clone(), seed=seed)
     made.check_fit(federation.train.x, federation.train.y, federation.labels)
     return made
 

@@ -44,6 +44,8 @@ class Task:
     gradient: Callable[[Model, Batch], Model] | None = None
     frozen: frozenset[str] = frozenset()  # parameters that no descent moves (requires_grad=False in the module)
     channels_last: bool = False  # convolutions run faster on a CPU with their weights in this layout
+    inputs: Tensor | None = None  # no rows, but the shape and type that rows have; known once the task meets data
+    seed: int = 0  # for what a method starts at random beside the model
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -61,9 +63,11 @@ class Task:
             moved: Model = {}
         else:
             logits, moved = self.forward(model, batch)
-        losses = self.example_loss(logits, batch["y"])
-        mask = batch.get("mask")
-        loss = losses.mean() if mask is None else (losses * mask).sum() / mask.sum().clamp(min=1)
+        return self.risk_of(logits, batch, model, moved)
+
+    def risk_of(self, logits: Tensor, batch: Batch, model: Model, moved: Model) -> Tensor:
+        """The risk of logits, and of the buffers as they were moved on the way to them."""
+        loss = mean_over(self.example_loss(logits, batch["y"]), batch)
         for name, new in moved.items():
             old = model[name]
             loss = loss + ((old - old.detach()) * (old.detach() - new.detach())).sum()
@@ -119,6 +123,12 @@ class Task:
                 f"the model's output has {logits[0].numel()} numbers per row but the targets have {y[0].numel()}; "
                 "change the last layer"
             )
+
+
+def mean_over(values: Tensor, batch: Batch) -> Tensor:
+    """Mean over the real rows of a batch of one number per row."""
+    mask = batch.get("mask")
+    return values.mean() if mask is None else (values * mask).sum() / mask.sum().clamp(min=1)
 
 
 def _from_module(
