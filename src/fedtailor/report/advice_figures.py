@@ -163,7 +163,8 @@ def regimes(rows: float, edge: float, r2: float | None, low: float | None, high:
     for name, (colour, title) in REGIMES.items():
         factors = {"local": (width, math.inf), "between": (1 / width, width), "shared": (0.0, 1 / width)}[name]
         out.append(f"<g>{hint(title)}{_band(across, upward, edge * rows, factors, colour)}</g>")
-    ticks = [(1 / n, f"1/{short(n)}") for n, _ in Axis(rows / REACH, rows * REACH, 0, 1, log=True).ticks()]
+    round_ = (step * 10**power for power in range(max(1, math.ceil(math.log10(rows * REACH)))) for step in (1, 2, 5))
+    ticks = [(1 / n, f"1/{short(n)}") for n in round_ if rows / REACH <= n <= rows * REACH]
     out.append(frame(96, WIDTH - 24, 18, 322, None, upward, labels=True))
     for value, words in ticks:
         x = across.at(value)
