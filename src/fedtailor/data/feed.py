@@ -24,6 +24,12 @@ class Feed:
         self.federation, self.phases, self.batch_size, self.seed = federation, phases, batch_size, seed
         self._space: dict[tuple[str, torch.Size], Tensor] = {}
 
+    @property
+    def _dtype(self) -> torch.dtype:
+        """Of masks and facts: the features', or single precision where they are tokens."""
+        x = self.federation.train.x
+        return x.dtype if x.is_floating_point() else torch.float32
+
     def keys(self, clients: NDArray[np.int64], round: int, phase: str) -> NDArray[np.uint64]:
         return rng.mix(self.seed, rng.purpose(phase), np.int64(round), self.federation.keys[clients])
 
@@ -53,7 +59,7 @@ class Feed:
         more: dict[str, Any] = {name: self._batches(x, y, client, round, name) for name in self._extras(phase)}
         if self.federation.val is not None:
             vx, vy = self.federation.val.client(client)
-            more["val"] = {"x": vx, "y": vy, "mask": vx.new_ones(len(vy))}
+            more["val"] = {"x": vx, "y": vy, "mask": torch.ones(len(vy), dtype=self._dtype)}
         if self.federation.facts:
             more["facts"] = self._facts(np.array([client]))
         return self._batches(x, y, client, round, phase, more)
@@ -73,16 +79,18 @@ class Feed:
             data[name] = self._padded(clients, round, name)
         if self.federation.val is not None:
             x, y, mask = self.whole(self.federation.val, clients)
-            data["val"] = {"x": x.movedim(0, 1), "y": y.movedim(0, 1), "mask": mask.to(x).movedim(0, 1)}  # clients second
+            data["val"] = {
+                "x": x.movedim(0, 1),
+                "y": y.movedim(0, 1),
+                "mask": mask.to(self._dtype).movedim(0, 1),
+            }  # clients second
         if self.federation.facts:
             data["facts"] = {name: values.unsqueeze(0) for name, values in self._facts(clients).items()}  # clients second
         return data
 
     def _facts(self, clients: NDArray[np.int64]) -> dict[str, Tensor]:
         """The clients' numbers by name, as precise as the features."""
-        x = self.federation.train.x
-        dtype = x.dtype if x.is_floating_point() else torch.float32
-        return {name: torch.as_tensor(values[clients], dtype=dtype) for name, values in self.federation.facts.items()}
+        return {name: torch.as_tensor(values[clients], dtype=self._dtype) for name, values in self.federation.facts.items()}
 
     def _padded(self, clients: NDArray[np.int64], round: int, phase: str) -> dict[str, Tensor]:
         index, keys = self._index(clients, round, phase)
@@ -93,7 +101,7 @@ class Feed:
         real = index >= 0
         # a padded place repeats the client's own first row: nothing of another client is ever in reach
         rows = np.where(real, index, 0) + train.offsets[clients][:, None]
-        mask = torch.from_numpy(real).to(train.x)
+        mask = torch.from_numpy(real).to(self._dtype)
         parts = {"x": self._gather(f"x/{phase}", train.x, rows), "y": self._gather(f"y/{phase}", train.y, rows), "mask": mask}
         wide = {name: part.expand(steps, *part.shape[1:]) for name, part in parts.items()}
         return {**wide, "key": torch.from_numpy(np.ascontiguousarray(step_keys(keys, steps).T))}

@@ -75,10 +75,18 @@ def _path(root: nn.Module, part: str | nn.Module) -> str:
     raise InvalidArgument(f"no module {part!r} in the model; its modules are {known}{', ...' if len(paths) > 9 else ''}")
 
 
-def split_blocks(root: nn.Module, declared: Sequence[str | nn.Module] | None) -> list[Block]:
-    """One block per declared module or, for an ``nn.Sequential``, per child with weights (norms join the layer before)."""
+Part = str | nn.Module  # by name, or itself
+
+
+def split_blocks(root: nn.Module, declared: Sequence[Part | Sequence[Part]] | None) -> list[Block]:
+    """One block per declared module (or tuple of modules, one after another) or, for an ``nn.Sequential``, per child with weights
+    (norms join the layer before)."""
+    if declared is not None and any(isinstance(part, (tuple, list)) for part in declared):
+        return [
+            _joined(root, [_path(root, p) for p in (part if isinstance(part, (tuple, list)) else (part,))]) for part in declared
+        ]
     if declared is not None:
-        paths = [_path(root, part) for part in declared]
+        paths = [_path(root, part) for part in declared]  # type: ignore[arg-type]
     elif isinstance(root, nn.Sequential):
         paths = list(root._modules)
     elif isinstance(root, nn.Linear):
@@ -102,3 +110,12 @@ def split_blocks(root: nn.Module, declared: Sequence[str | nn.Module] | None) ->
         last = blocks.pop()
         blocks.append(Block(last.name, last.parameters, (*last.path, *waiting)))
     return blocks
+
+
+def _joined(root: nn.Module, paths: Sequence[str]) -> Block:
+    """The modules of one block, called after the last that has weights."""
+    names = [(path, _names_below(root, path)) for path in paths]
+    owner = [path for path, own in names if own]
+    if not owner:
+        raise InvalidArgument(f"the block {', '.join(paths)} has no weights; join it with the layer after it")
+    return Block(owner[-1], tuple(name for _, own in names for name in own), tuple(paths))
