@@ -127,7 +127,8 @@ def _next(saved: Saved, client: str | None, part: pd.DataFrame) -> pd.DataFrame:
     if "text" in part.columns:
         if saved.vocabulary is None:
             raise ModelMismatch("the run knows its tokens by number only; give a column of numbers per position, not text")
-        codes = [saved.vocabulary.encode(str(text)) for text in part["text"]]
+        texts = part["text"].astype(object).where(part["text"].notna(), "")
+        codes = [saved.vocabulary.encode(str(text)) for text in texts]
         if any(len(code) > longest for code in codes):
             say(f"the model reads {longest} tokens; of longer texts it is given the last {longest}")
         if not all(len(code) for code in codes):

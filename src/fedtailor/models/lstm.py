@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedtailor.errors import InvalidArgument, ModelMismatch
 
 CHARACTERS = 256  # vocabularies up to this size are taken for characters: 8 numbers each; words have 32
+State = tuple[Tensor, Tensor]  # h and c, [rows, hidden]
 SAVED = 16  # numbers per unit and position that a training step keeps for its backward pass
 
 
@@ -61,22 +62,19 @@ class LSTMLayer(nn.Module):
 def sweep(gates: Tensor, weight: Tensor) -> Tensor:
     """The recurrence over [rows, positions, 4 hidden], from zero state: the hidden states [rows, positions, hidden]."""
     turned = weight.t().contiguous()
-    state: tuple[Tensor, Tensor] | None = None
-    out: list[Tensor] = []
+    zero = gates.new_zeros(len(gates), len(turned))
+    state, out = (zero, zero), []
     for now in gates.unbind(1):
         state = cell(now, state, turned)
         out.append(state[0])
     return torch.stack(out, 1)
 
 
-def cell(gates: Tensor, state: tuple[Tensor, Tensor] | None, turned: Tensor) -> tuple[Tensor, Tensor]:
-    """One step: (h, c) from the input's part of the gates and the state before (None: zero); ``turned`` is W_hh'."""
-    if state is not None:
-        gates = torch.addmm(gates, state[0], turned)
-    i, f, g, o = gates.chunk(4, -1)
-    c = i.sigmoid() * g.tanh()
-    if state is not None:
-        c = torch.addcmul(c, f.sigmoid(), state[1])
+def cell(gates: Tensor, state: State, turned: Tensor) -> State:
+    """One step: (h, c) from the input's part of the gates and the state before; ``turned`` is the transposed W_hh."""
+    h, c = state
+    i, f, g, o = torch.addmm(gates, h, turned).chunk(4, -1)
+    c = torch.addcmul(i.sigmoid() * g.tanh(), f.sigmoid(), c)
     return o.sigmoid() * c.tanh(), c
 
 
