@@ -12,7 +12,6 @@ import torch
 from fedtailor import tree
 from fedtailor.algorithms import METHODS
 from fedtailor.algorithms.base import Algorithm, Round
-from fedtailor.data.batches import Work
 from fedtailor.data.federation import Federation
 from fedtailor.data.feed import Feed
 from fedtailor.engine.base import NO_ROUND, Plan, born, one_thread
@@ -147,7 +146,7 @@ def _ground(algorithm: Algorithm, model: Any, data: Federation) -> Ground:
         task = replace(task, public=data.train.x[:PUBLIC_ROWS])
     algorithm, _ = resolve(algorithm, task, data)
     plan = make_plan(algorithm, task, data.take(np.arange(min(CLIENTS, len(data)))), BATCH, SEED, "size")
-    short = {phase: work if 0 in (work.steps, work.epochs) else Work(steps=1) for phase, work in plan.feed.phases.items()}
+    short = {phase: work if 0 in (work.steps, work.epochs) else work.taking(1) for phase, work in plan.feed.phases.items()}
     return Everyone("card", replace(plan, feed=Feed(plan.federation, short, BATCH, SEED)))
 
 
@@ -170,7 +169,7 @@ def _facts(ground: Ground) -> Card:
         trains_at_end=not _equal(ready, last["personal"]),
         trained_at_end=at_end,
         works_for_new_client=_works(lambda: _newcomer(plan, end["shared"])),
-        mean_only=type(plan.reduce) is Mean,
+        mean_only=isinstance(plan.reduce, Mean),
         needs_public=_needs(plan, replace(plan.task, public=None)),
         needs_features=_needs(plan, replace(plan.task, features=None)),
         needs_validation=_needs(plan, federation=replace(plan.federation, val=None)),

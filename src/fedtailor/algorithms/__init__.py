@@ -24,6 +24,7 @@ from fedtailor.algorithms.fedprox_personal import FedProxPersonal
 from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.algorithms.fedsim import FedSim
 from fedtailor.algorithms.fedyogi import FedYogi
+from fedtailor.algorithms.flow import Flow
 from fedtailor.algorithms.hypcluster import HypCluster
 from fedtailor.algorithms.knnper import KNNPer
 from fedtailor.algorithms.l2gd import L2GD
@@ -66,6 +67,7 @@ METHODS: tuple[type[Algorithm], ...] = (
     KNNPer,
     HypCluster,
     PartialFed,
+    Flow,
     L2GD,
     AL2SGD,
     FedCLUPDynamic,

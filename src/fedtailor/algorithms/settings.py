@@ -9,11 +9,14 @@ from typing import Any
 
 from fedtailor.algorithms import registry
 from fedtailor.algorithms.base import Algorithm
+from fedtailor.algorithms.fedopt import ServerOptimizer
 from fedtailor.errors import InvalidArgument, nearest
 from fedtailor.local import SGD, Adam, Optimizer
 from fedtailor.local.schedule import Cosine, Exponential, Harmonic, Milestones, Schedule
 
-KINDS: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in (SGD, Adam, Cosine, Exponential, Harmonic, Milestones)}
+SERVERS: list[type[Any]] = [kind for kind in registry.values() if issubclass(kind, ServerOptimizer)]
+OTHERS: tuple[type[Any], ...] = (SGD, Adam, Cosine, Exponential, Harmonic, Milestones)
+KINDS: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in (*OTHERS, *SERVERS)}
 
 
 def slug(method: type[Algorithm] | Algorithm) -> str:
@@ -75,7 +78,7 @@ def _bare(name: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, (Optimizer, Schedule)):
+    if isinstance(value, (Optimizer, Schedule, ServerOptimizer)):
         return {"kind": type(value).__name__.lower(), **settings(value)}
     if isinstance(value, (tuple, list)):
         return [_plain(v) for v in value]

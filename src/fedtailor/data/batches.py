@@ -8,8 +8,8 @@ client's work, sliced as it is walked through (loop engine); ``Feed.many`` stack
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -24,33 +24,72 @@ from fedtailor.errors import InvalidArgument
 class Work:
     """How much a client does in one phase of a round: steps, or epochs (passes over its rows).
 
-    ``same_batch`` draws one batch and takes every step on it (CLUP Algorithm 2).
+    ``same_batch`` draws one batch and takes every step on it (CLUP Algorithm 2). ``part`` = (from, to) leaves the phase only that
+    share of the client's rows, in an order drawn for the client: (0, 0.3) and (0.3, 1) are disjoint and are all of them. A row
+    stays in its part unless ``redraw`` asks for a new order in every round (the same in all phases of the round).
     """
 
     steps: int | None = None
     epochs: int | None = None
     same_batch: bool = False
+    part: tuple[float, float] | None = None
+    redraw: bool = False
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
             raise InvalidArgument("local work is given either in steps or in epochs; give exactly one of them")
         if self.same_batch and self.steps is None:
             raise InvalidArgument("same_batch needs the number of steps; give steps=")
+        if self.part is not None and not 0 <= self.part[0] < self.part[1] <= 1:
+            raise InvalidArgument(f"a part of the rows must be (from, to) with 0 <= from < to <= 1, not {self.part!r}")
+
+    def taking(self, steps: int) -> Self:
+        """The same work cut (or stretched) to this many steps."""
+        return replace(self, steps=steps, epochs=None)
+
+    def bounds(self, sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where the part begins and ends in each client's order. A cut inside leaves a row on either side; a client whose part
+        would be empty, or that has a single row, keeps all its rows."""
+        if self.part is None:
+            return np.zeros_like(sizes), sizes
+        first, last = (_cut(sizes, share) for share in self.part)
+        whole = (sizes < 2) | (first >= last)
+        return np.where(whole, 0, first), np.where(whole, sizes, last)
+
+    def rows(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many rows of each client the phase uses."""
+        first, last = self.bounds(sizes)
+        return last - first
 
     def count(self, sizes: NDArray[np.int64], batch_size: int | None) -> NDArray[np.int64]:
         """Steps of each client."""
-        per_epoch = np.ones_like(sizes) if batch_size is None else -(-sizes // batch_size)
+        per_epoch = np.ones_like(sizes) if batch_size is None else -(-self.rows(sizes) // batch_size)
         return np.full_like(sizes, self.steps) if self.epochs is None else per_epoch * self.epochs
 
 
+def _cut(sizes: NDArray[np.int64], share: float) -> NDArray[np.int64]:
+    """The number of rows nearest to a share of them (half a row counts as one): some and not all, if the share is."""
+    near = np.floor(share * sizes + 0.5).astype(np.int64)
+    return near if share in (0, 1) else np.clip(near, 1, np.maximum(sizes - 1, 1))
+
+
 def indices(
-    keys: NDArray[np.uint64], sizes: NDArray[np.int64], work: Work, batch_size: int | None
+    keys: NDArray[np.uint64],
+    sizes: NDArray[np.int64],
+    work: Work,
+    batch_size: int | None,
+    lots: NDArray[np.uint64] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Rows used: index [clients, steps, batch] with -1 where there is no row, and the steps of each client.
 
     ``keys`` holds one word per client, from (seed, round, client, phase). Every epoch is a fresh permutation cut into
-    consecutive batches (the last may be shorter). A full batch keeps the natural order.
+    consecutive batches (the last may be shorter). A full batch keeps the natural order. ``lots`` holds the words from which the
+    order is drawn that ``work.part`` is a part of.
     """
+    if work.part is not None:
+        assert lots is not None
+        inside, counts = indices(keys, work.rows(sizes), replace(work, part=None), batch_size)
+        return _among(members(lots, sizes, work), inside), counts
     counts = work.count(sizes, batch_size)
     steps, widest = int(counts.max(initial=0)), int(sizes.max(initial=0))
     width = widest if batch_size is None else min(batch_size, widest)
@@ -84,6 +123,25 @@ def indices(
     flat = padded.reshape(len(sizes), -1)
     index = np.take_along_axis(flat, (start[:, :, None] + column).reshape(len(sizes), -1), 1).reshape(len(sizes), steps, width)
     return np.where(active[:, :, None], index, -1), counts
+
+
+def members(keys: NDArray[np.uint64], sizes: NDArray[np.int64], work: Work) -> NDArray[np.int64]:
+    """The rows of each client's part, [clients, widest part], in their natural order; past the part stands -1."""
+    first, last = work.bounds(sizes)
+    order = permutations(keys, sizes, 1)[:, 0]
+    place = np.arange(order.shape[1])
+    away = np.iinfo(np.int64).max
+    rows = np.sort(np.where((place >= first[:, None]) & (place < last[:, None]), order, away), 1)
+    rows = rows[:, : int((last - first).max(initial=0))]
+    return np.where(rows == away, -1, rows)
+
+
+def _among(rows: NDArray[np.int64], index: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Places within a part [clients, steps, batch] as rows of the client."""
+    same = index.shape[1] > 0 and index.strides[1] == 0
+    narrow = index[:, :1] if same else index
+    flat = np.take_along_axis(rows, np.maximum(narrow, 0).reshape(len(rows), -1), 1).reshape(narrow.shape)
+    return np.broadcast_to(np.where(narrow >= 0, flat, -1), index.shape)
 
 
 def permutations(keys: NDArray[np.uint64], sizes: NDArray[np.int64], epochs: int) -> NDArray[np.int64]:

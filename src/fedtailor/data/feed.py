@@ -42,16 +42,40 @@ class Feed:
         return self.phases[phase].count(self.federation.train.sizes[clients], self.batch_size)
 
     def _index(self, clients: NDArray[np.int64], round: int, phase: str) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-        keys = self.keys(clients, round, phase)
-        index, _ = indices(keys, self.federation.train.sizes[clients], self.phases[phase], self.batch_size)
+        keys, work = self.keys(clients, round, phase), self.phases[phase]
+        lots = None
+        if work.part is not None:
+            when = (np.int64(round),) if work.redraw else ()
+            lots = rng.mix(self.seed, rng.purpose("part"), *when, self.federation.keys[clients])
+        index, _ = indices(keys, self.federation.train.sizes[clients], work, self.batch_size, lots)
         return index, keys
+
+    def _rows(self, clients: NDArray[np.int64], phase: str) -> Tensor:
+        """How many rows the phase has, as precise as the features."""
+        return torch.as_tensor(self.phases[phase].rows(self.federation.train.sizes[clients]), dtype=self._dtype)
+
+    def notes(self) -> list[str]:
+        """What a reader should know about how the clients' rows are used."""
+        sizes = self.federation.train.sizes
+        parts = [work for work in self.phases.values() if work.part not in (None, (0, 1))]
+        small = np.zeros(len(sizes), bool)
+        for work in parts:
+            small |= work.rows(sizes) == sizes
+        if not small.any():
+            return []
+        ids = np.flatnonzero(small)
+        shown = ", ".join(self.federation.names[i] for i in ids[:5]) + (", ..." if len(ids) > 5 else "")
+        who = "1 client has" if len(ids) == 1 else f"{len(ids)} clients have"
+        return [f"{who} too few rows to be split in two, and all rows are used in both parts: {shown}"]
 
     def main_phase(self, phase: str) -> str:
         """A method that declares no ``personalize`` work is given its training work."""
         return phase if phase in self.phases else "train"
 
     def _extras(self, phase: str) -> list[str]:
-        return [name for name in self.phases if name not in ("train", "personalize")] if phase == "train" else []
+        """Further phases that go with a main one: those named ``personalize:...`` with ``personalize``, others with ``train``."""
+        more = [name for name in self.phases if name not in ("train", "personalize")]
+        return [name for name in more if name.startswith("personalize:") == (phase == "personalize")]
 
     def one(self, client: int, round: int, phase: str = "train") -> Batches:
         phase = self.main_phase(phase)
@@ -66,6 +90,7 @@ class Feed:
 
     def _batches(self, x: Tensor, y: Tensor, client: int, round: int, phase: str, more: Any = None) -> Batches:
         index, keys = self._index(np.array([client]), round, phase)
+        more = {"rows": self._rows(np.array([client]), phase), **(more or {})}
         return Batches(x, y, index[0], step_keys(keys, index.shape[1])[0], more)
 
     def many(self, clients: NDArray[np.int64], round: int, phase: str = "train") -> dict[str, Any]:
@@ -104,6 +129,7 @@ class Feed:
         mask = torch.from_numpy(real).to(self._dtype)
         parts = {"x": self._gather(f"x/{phase}", train.x, rows), "y": self._gather(f"y/{phase}", train.y, rows), "mask": mask}
         wide = {name: part.expand(steps, *part.shape[1:]) for name, part in parts.items()}
+        wide["rows"] = self._rows(clients, phase).unsqueeze(0)  # clients second
         return {**wide, "key": torch.from_numpy(np.ascontiguousarray(step_keys(keys, steps).T))}
 
     def _gather(self, name: str, source: Tensor, rows: NDArray[np.int64]) -> Tensor:

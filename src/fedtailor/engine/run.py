@@ -191,7 +191,7 @@ def run(
             **({} if found is None else {"mu": found.mu, "smoothness": found.smoothness}),
             **last,
             **newly,
-            "notes": list(federation.notes),
+            "notes": [*federation.notes, *plan.feed.notes()],
             "seconds": past + time.perf_counter() - began,
         }
         finished = Run(

@@ -47,6 +47,7 @@ def build_task(model: str | nn.Module | Task, federation: Federation, seed: int,
         made = replace(made, public=federation.public)
     if federation.vocabulary is not None and federation.vocabulary.unknown is not None:
         made = replace(made, unscored=federation.vocabulary.unknown)
+    made = replace(made, inputs=federation.train.x[:0].clone(), seed=seed)
     made.check_fit(federation.train.x, federation.train.y, federation.labels)
     return made
 

@@ -179,6 +179,8 @@ def _pad(data: dict[str, Any], steps: int, rows: int) -> dict[str, Any]:
     whole = ("val", "facts")  # not cut into steps
     branches = {name: value for name, value in data.items() if isinstance(value, dict)}
     out: dict[str, Any] = {name: value if name in whole else _pad(value, steps, rows) for name, value in branches.items()}
+    if "rows" in data:
+        out["rows"] = data["rows"]
     for name in ("x", "y", "mask", "key"):
         if name not in data:
             continue

@@ -1,6 +1,6 @@
 """What happens on a client: the training loops, optimisers, schedules and penalties."""
 
-from fedtailor.local.loop import count_steps, descend, gradient, gradient_on, repeat, scan
+from fedtailor.local.loop import Turn, alternate, count_steps, descend, gradient, gradient_on, repeat, scan
 from fedtailor.local.optim import SGD, Adam, Optimizer
 from fedtailor.local.penalty import Penalty, linear, prox
 from fedtailor.local.schedule import Schedule
@@ -11,6 +11,8 @@ __all__ = [
     "Optimizer",
     "Penalty",
     "Schedule",
+    "Turn",
+    "alternate",
     "count_steps",
     "descend",
     "gradient",

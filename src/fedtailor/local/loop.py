@@ -1,4 +1,5 @@
-"""The only training loops: ``scan`` folds a step over a client's batches, ``descend`` minimises a risk.
+"""The only training loops: ``scan`` folds a step over a client's batches, ``descend`` minimises a risk, ``alternate`` several
+in turn.
 
 One algorithm text serves both engines. On the loop engine ``data`` is a ``Batches`` and is walked batch by batch. Under
 ``vmap`` (vectorized engine) it is a dict of padded tensors: ``scan`` keeps the carry on padded steps, and ``descend`` on
@@ -8,9 +9,10 @@ a task's own risk steps out of vmap to run all clients' steps on stacked tensors
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -98,6 +100,30 @@ def descend(
     if task is not None:
         return descend_stacked(task, params, data, opt, penalty, rates)
     return _traced(risk, params, data, opt, penalty, rates)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A step on one branch of the parameters: ``risk(params, batch)``, of which only ``params[branch]`` moves."""
+
+    branch: str
+    risk: Risk
+    opt: Optimizer
+    rates: Mapping[str, float] = field(default_factory=dict)  # within the branch, as in ``descend``
+
+
+def alternate(turns: Sequence[Turn], params: Mapping[str, Any], data: Any, channels_last: bool = False) -> dict[str, Any]:
+    """On every batch one step of each turn, in order, each from where the one before it left the parameters.
+
+    Branches without a turn stay as they are; each turn has an optimiser's memory of its own.
+    """
+    moving = {turn.branch: params[turn.branch] for turn in turns}
+    _note("descend", moving, {f"{turn.branch}/{name}": rate for turn in turns for name, rate in turn.rates.items()})
+    if not turns:
+        return dict(params)
+    if isinstance(data, Batches):
+        return _walk_turns(turns, params, data, channels_last)
+    return _trace_turns(turns, params, data)
 
 
 def gradient_on(risk: Risk, params: Any, batch: Mapping[str, Any]) -> Any:
@@ -189,21 +215,80 @@ def _traced(
     risk: Risk, params: Any, data: Mapping[str, Tensor], opt: Optimizer, penalty: Penalty, rates: Mapping[str, float]
 ) -> Any:
     """Any risk under vmap: differentiate what was traced, keep the carry on padded steps."""
-    buffers, pace = _kinds(params, rates)
+    kinds = _kinds(params, rates)
     center, slope = aligned(penalty.center, params), aligned(penalty.slope, params)
-    names = [name for name in ("x", "y", "mask", "key") if name in data]
     state: Any = None
-    for k in range(data["mask"].shape[0]):
-        batch = {name: data[name][k] for name in names}
+    for k, batch in enumerate(_padded(data)):
         old = tree.leaves(params)
         found = tree.leaves(func_grad(risk)(params, batch))
-        new = [torch.zeros_like(g) + p for g, p in zip(found, old, strict=True)]  # as widely batched as the gradient
-        grads = add_gradient(found, old, buffers, pace, penalty.pull, center, slope)
-        if state is None:
-            state = opt.init(new)
-        before = [[m.clone() for m in memory] for memory in state]
-        opt.step_(new, grads, state, k, buffers, pace, stacked=False)
-        real = batch["mask"].any()
-        params = tree.refill(params, (torch.where(real, n, o) for n, o in zip(new, old, strict=True)))
-        state = [[torch.where(real, m, b) for m, b in zip(ms, bs, strict=True)] for ms, bs in zip(state, before, strict=True)]
+        grads = add_gradient(found, old, *kinds, penalty.pull, center, slope)
+        params, state = _traced_step(params, found, grads, opt, state, k, kinds, batch["mask"].any())
     return params
+
+
+def _padded(data: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    names = [name for name in ("x", "y", "mask", "key") if name in data]
+    for k in range(data["mask"].shape[0]):
+        yield {name: data[name][k] for name in names}
+
+
+def _traced_step(
+    params: Any,
+    found: Sequence[Tensor],
+    grads: Sequence[Tensor | None],
+    opt: Optimizer,
+    state: Any,
+    k: int,
+    kinds: tuple[list[bool], list[float]],
+    real: Tensor,
+) -> tuple[Any, Any]:
+    """(parameters, state) after a step, as they were where it is not ``real``."""
+    old = tree.leaves(params)
+    new = [torch.zeros_like(g) + p for g, p in zip(found, old, strict=True)]  # as widely batched as the gradient
+    if state is None:
+        state = opt.init(new)
+    before = [[m.clone() for m in memory] for memory in state]
+    opt.step_(new, grads, state, k, *kinds, stacked=False)
+    params = tree.refill(params, (torch.where(real, n, o) for n, o in zip(new, old, strict=True)))
+    return params, [[torch.where(real, m, b) for m, b in zip(ms, bs, strict=True)] for ms, bs in zip(state, before, strict=True)]
+
+
+def _walk_turns(turns: Sequence[Turn], params: Mapping[str, Any], data: Batches, channels_last: bool) -> dict[str, Any]:
+    """One client, real batches: steps in place on private copies of the branches that move."""
+    own = dict(params)
+    for turn in turns:
+        own[turn.branch] = tree.map(lambda leaf: _private(leaf, channels_last), params[turn.branch])
+    kinds = [_kinds(own[turn.branch], turn.rates) for turn in turns]
+    states = [turn.opt.init(tree.leaves(own[turn.branch])) for turn in turns]
+    for k, batch in enumerate(data.batches()):
+        for turn, (buffers, pace), state in zip(turns, kinds, states, strict=True):
+            held = tree.leaves(own[turn.branch])
+            free = [leaf.detach().requires_grad_(bool(rate)) for leaf, rate in zip(held, pace, strict=True)]  # the same memory
+            moving = [leaf for leaf in free if leaf.requires_grad]
+            if not moving:
+                continue
+            with torch.enable_grad():
+                risk = turn.risk({**own, turn.branch: tree.refill(own[turn.branch], iter(free))}, batch)
+                found = iter(torch.autograd.grad(risk, moving, allow_unused=True))
+            grads = [next(found) if leaf.requires_grad else None for leaf in free]
+            with torch.no_grad():
+                turn.opt.step_(held, grads, state, k, buffers, pace, stacked=False)
+    return {name: tree.map(lambda leaf: leaf.contiguous(), branch) for name, branch in own.items()}
+
+
+def _trace_turns(turns: Sequence[Turn], params: Mapping[str, Any], data: Mapping[str, Tensor]) -> dict[str, Any]:
+    """All clients of a chunk under vmap."""
+    out = dict(params)
+    kinds = [_kinds(out[turn.branch], turn.rates) for turn in turns]
+    states: list[Any] = [None] * len(turns)
+    for k, batch in enumerate(_padded(data)):
+        real = batch["mask"].any()
+        for i, turn in enumerate(turns):
+            branch = turn.branch
+
+            def risk(mine: Any, others: dict[str, Any], turn: Turn = turn, batch: Any = batch) -> Tensor:
+                return turn.risk({**others, turn.branch: mine}, batch)
+
+            found = tree.leaves(func_grad(risk)(out[branch], out))
+            out[branch], states[i] = _traced_step(out[branch], found, found, turn.opt, states[i], k, kinds[i], real)
+    return out

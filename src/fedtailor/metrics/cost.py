@@ -6,7 +6,6 @@ from typing import Any
 
 from fedtailor import tree
 from fedtailor.algorithms.base import Algorithm, Round
-from fedtailor.data.batches import Work
 from fedtailor.data.feed import Feed
 from fedtailor.local.loop import Record, metered
 from fedtailor.task import Task
@@ -22,7 +21,7 @@ def probe(algorithm: Algorithm, task: Task, feed: Feed, client: int = 0) -> dict
 
     Round 0 may be a roll call and some rounds may only average, so rounds are tried until one trains.
     """
-    feed = Feed(feed.federation, {name: Work(steps=1) for name in feed.phases}, feed.batch_size, feed.seed)
+    feed = Feed(feed.federation, {name: work.taking(1) for name, work in feed.phases.items()}, feed.batch_size, feed.seed)
     shared, _ = algorithm.init_server(task)
     personal = algorithm.init_client(task, shared, feed.one(client, 0))
     in_round: Record = {}

@@ -52,6 +52,13 @@ class Mean(Reduce):
         return tree.map(lambda leaf: leaf / mass, total)
 
 
+class Even(Mean):
+    """The mean without the run's weights, for uploads that bring their own (a sum, and what to divide it by)."""
+
+    def add(self, state: Any, uploads: Any, weights: Tensor, places: Tensor) -> Any:
+        return super().add(state, uploads, torch.ones_like(weights), places)
+
+
 class Stack(Reduce):
     """Uploads side by side, leaves [clients, ...], in the order of the clients."""
 
@@ -92,7 +99,7 @@ class Trimmed(Stack):
 
 
 mean, stack, median = Mean(), Stack(), Median()
-REDUCES: dict[str, Reduce] = {"mean": mean, "stack": stack, "median": median, "trimmed": Trimmed()}
+REDUCES: dict[str, Reduce] = {"mean": mean, "even": Even(), "stack": stack, "median": median, "trimmed": Trimmed()}
 
 
 def named(reduce: str | Reduce) -> Reduce:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from itertools import count
 from typing import NamedTuple
 
 import torch
@@ -20,21 +19,47 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedtailor.errors import InvalidArgument
 
 
-class _Now(NamedTuple):
-    """The batch under way; ``draws`` counts the dropouts met so far, so that each call has a mask of its own."""
+class _Draws:
+    """Counts the dropouts met so far in a batch, so that each has a mask of its own."""
+
+    def __init__(self, met: int = 0) -> None:
+        self.met = met
+
+    def take(self) -> int:
+        self.met += 1
+        return self.met - 1
+
+
+class Now(NamedTuple):
+    """The batch under way."""
 
     mask: Tensor | None
     key: Tensor | None
-    draws: Iterator[int]
+    draws: _Draws
 
 
-NOTHING = _Now(None, None, iter(()))  # outside a batch: no mask, no key
-_batch: ContextVar[_Now] = ContextVar("batch", default=NOTHING)
+NOTHING = Now(None, None, _Draws())  # outside a batch: no mask, no key
+_batch: ContextVar[Now] = ContextVar("batch", default=NOTHING)
 
 
 @contextmanager
 def batch_context(mask: Tensor | None, key: Tensor | None) -> Iterator[None]:
-    token = _batch.set(_Now(mask, key, count()))
+    token = _batch.set(Now(mask, key, _Draws()))
+    try:
+        yield
+    finally:
+        _batch.reset(token)
+
+
+def under_way() -> Now:
+    return _batch.get()
+
+
+@contextmanager
+def rehearsed() -> Iterator[None]:
+    """What runs inside draws the dropouts that will be drawn again after it: two versions of a layer share their masks."""
+    now = _batch.get()
+    token = _batch.set(now._replace(draws=_Draws(now.draws.met)))
     try:
         yield
     finally:
@@ -105,7 +130,7 @@ class Dropout(nn.Module):
         shape = input.shape[:2] + (1,) * (input.dim() - 2) if self.whole_channels else input.shape
         if key is None:
             raise InvalidArgument("a module with dropout needs a batch with a `key` when it trains")
-        kept = uniform(key, next(draws), shape) >= self.p
+        kept = uniform(key, draws.take(), shape) >= self.p
         return input * kept.to(input) / (1 - self.p)
 
 

@@ -32,15 +32,39 @@ class Block:
         return Block(self.name, self.parameters, self.path, (evaluator, trainer))
 
     def __call__(self, model: Mapping[str, Tensor], x: Tensor, training: bool = False) -> Tensor:
+        return self.layer(model, self.before(x, training), training)[0]
+
+    def before(self, x: Tensor, training: bool = False) -> Tensor:
+        """What stands before the layer and has no parameters: it is the same in every version of the block."""
+        return self._through({}, x, training, self.path[: self.bare])[0]
+
+    def layer(self, model: Mapping[str, Tensor], x: Tensor, training: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
+        """The rest of the block, and its buffers as they are after the pass."""
+        return self._through(model, x, training, self.path[self.bare :])
+
+    @property
+    def bare(self) -> int:
+        """How many modules without parameters the block begins with."""
+        owned = [bool(self._below(path)) for path in self.path]
+        return owned.index(True) if True in owned else 0
+
+    def _below(self, path: str) -> dict[str, str]:
+        """The block's parameters below a module, and what they are called there."""
+        prefix = f"{path}." if path else ""
+        names = {name: name.removeprefix(BUFFER) for name in self.parameters}
+        return {name: inner.removeprefix(prefix) for name, inner in names.items() if inner.startswith(prefix)}
+
+    def _through(
+        self, model: Mapping[str, Tensor], x: Tensor, training: bool, paths: Sequence[str]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         assert self.modules is not None
-        root = self.modules[int(training)]
-        for path in self.path:
-            prefix = f"{path}." if path else ""
-            layer = root.get_submodule(path)
-            names = {k: k.removeprefix(BUFFER) for k in self.parameters}
-            own = {v.removeprefix(prefix): model[k] for k, v in names.items() if v.startswith(prefix)}
-            x = functional_call(layer, own, (x,))
-        return x
+        moved: dict[str, Tensor] = {}
+        for path in paths:
+            names = self._below(path)
+            own = {inner: model[name] for name, inner in names.items()}
+            x = functional_call(self.modules[int(training)].get_submodule(path), own, (x,))  # a rebound buffer is written back
+            moved.update({name: own[inner] for name, inner in names.items() if name.startswith(BUFFER)})
+        return x, moved if training else {}
 
 
 def _names_below(root: nn.Module, path: str) -> list[str]:

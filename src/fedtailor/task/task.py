@@ -46,6 +46,8 @@ class Task:
     channels_last: bool = False  # convolutions run faster on a CPU with their weights in this layout
     unscored: int | None = None  # the class (of unknown words) whose targets count in the loss but not in the accuracy
     row_bytes: int = 0  # about what a position of a row takes in a training step beyond the row itself (0: not told)
+    inputs: Tensor | None = None  # no rows, but the shape and type that rows have; known once the task meets data
+    seed: int = 0  # for what a method starts at random beside the model
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -63,6 +65,10 @@ class Task:
             moved: Model = {}
         else:
             logits, moved = self.forward(model, batch)
+        return self.risk_of(logits, batch, model, moved)
+
+    def risk_of(self, logits: Tensor, batch: Batch, model: Model, moved: Model) -> Tensor:
+        """The risk of logits, and of the buffers as they were moved on the way to them."""
         loss = self.mean_loss(logits, batch)
         for name, new in moved.items():
             old = model[name]
@@ -144,6 +150,12 @@ class Task:
                 f"the model's output has {logits[0].numel()} numbers per row but the targets have {y[0].numel()}; "
                 "change the last layer"
             )
+
+
+def mean_over(values: Tensor, batch: Batch) -> Tensor:
+    """Mean over the real rows of a batch of one number per row."""
+    mask = batch.get("mask")
+    return values.mean() if mask is None else (values * mask).sum() / mask.sum().clamp(min=1)
 
 
 def _from_module(

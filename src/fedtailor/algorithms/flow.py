@@ -1,0 +1,246 @@
+"""Flow: in every layer, every row chooses between the shared weights and the client's own.
+
+What it does
+    The server holds a model w and a router psi (``models/router.py``). A client's training rows are two disjoint parts: zeta_l,
+    a share ``split`` of them, and zeta_g, the rest; the same in every round unless ``redraw``. A client of a round
+      1. phase ``local`` (rows of zeta_l): fine-tunes v from w, ``local_epochs`` or ``local_steps`` of descent on its risk, (1);
+      2. phase ``train`` (rows of zeta_g), per batch, from psi and w as received, v fixed: a step on psi of the risk of the
+         mixed model minus gamma/L sum_j log q_0^(j), averaged over the rows, (4); then a step on w of the risk of the mixed
+         model with the new psi, (5). ``order="router-first"`` takes all steps of the phase on psi, then all on w, over the same
+         batches; ``"global-first"`` the other way round;
+      3. sends n times the changes of w and of psi, and n = |zeta_g|. v is thrown away: clients keep nothing.
+    The server moves by sum n delta / sum n, whatever the run's weights, or lets ``server_opt`` (FedAvgM, FedAdam, FedYogi) step.
+    The mixed model is x <- q_0^(j) w^(j)(x) + q_1^(j) v^(j)(x) over the blocks of the task, (3), with q^(j) from the j-th exit of
+    the router on the row, (2); or it mixes the outputs of whole models, with ``routing="model"``. Step sizes are ``lr`` for w,
+    ``local_lr`` for v, ``router_lr`` for psi (``lr`` if not given); all use ``opt``, each with a memory of its own.
+    To predict, a client fine-tunes v on zeta_l (phase ``personalize``, as much as ``local``), then psi on zeta_g (phase
+    ``personalize:router``, ``deploy_epochs`` or ``deploy_steps``, as much as ``train`` if not given) with w fixed.
+    ``deploy="local"`` leaves psi as received, ``deploy="all"`` trains psi and w as in a round. Prediction is hard: a row gets
+    every layer's output from the version with the larger q, the shared one on a tie, and only that version is run;
+    ``inference="soft"`` mixes.
+Reference
+    FLOW, Equations (1)-(5), Algorithm 1; ``routing="model"`` is its Algorithm 2 (with the regulariser). Variants of section 5.2:
+    ``variant="pc"`` (one model, fine-tuned), ``variant="pi"``, ``q0`` (a fixed q_0, no router), ``gamma=0``.
+Differs from the paper
+    It does not say when the two parts are drawn, nor what a client trains before it predicts (here, as in the authors' code, v
+    and psi), nor how PI-Flow's second global path is trained: here the server keeps a second model u, started as w, in v's
+    place; phase ``local`` trains it, the client sends its change, weighed by |zeta_l|; nothing is trained to predict. The steps
+    alternate batch by batch, not epoch by epoch. Algorithm 2 prints 1/(nM) in the mean; it is 1/n. A client with a single row
+    uses it in both parts. Batch norm: see ``routing.py``; its statistics are w's own.
+Limits
+    variant = "pc" is FedAvgFT under weights by size. q0 = 1 is FedAvg on the rows of zeta_g under weights by their number; so, on
+    all rows, with split = "whole", which gives both phases all rows.
+When to use
+    When some rows of a client follow everybody's law and others its own, and the row shows which. It has twice the work of
+    FedAvgFT and half the rows for each model: where clients have few rows FedAvgFT is hard to beat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args, get_type_hints
+
+import torch
+from torch import Tensor
+
+from fedtailor import tree
+from fedtailor.algorithms import routing
+from fedtailor.algorithms.base import Algorithm, Limit, amount, param
+from fedtailor.algorithms.fedopt import ServerOptimizer
+from fedtailor.errors import InvalidArgument
+from fedtailor.local import Turn, alternate, descend
+from fedtailor.local.schedule import Schedule, at
+from fedtailor.models import router
+from fedtailor.task.layers import batch_context
+from fedtailor.task.task import mean_over
+
+AT_THE_END = "personalize:router"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flow(Algorithm):
+    local_steps: int | None = param(None, ge=1)  # on v; as much as on w if neither is given
+    local_epochs: int | None = param(None, ge=1)
+    local_lr: float | Schedule | None = param(None, gt=0)
+    router_lr: float | Schedule | None = param(None, gt=0)
+    router_widths: int | Sequence[int] | None = None  # of the base's levels; by the number of inputs if not given
+    router_dropout: float = param(0.0, ge=0, lt=1)
+    gamma: float = param(1e-3, ge=0)
+    split: float | str = param(0.5, gt=0, lt=1)  # share of zeta_l, or "whole"
+    redraw: bool = False
+    server_lr: float = param(1.0, gt=0)
+    server_opt: ServerOptimizer | None = None
+    variant: Literal["flow", "pi", "pc"] = "flow"
+    routing: Literal["layer", "model"] = "layer"
+    order: Literal["alternate", "router-first", "global-first"] = "alternate"
+    q0: float | None = param(None, ge=0, le=1)
+    inference: Literal["hard", "soft"] = "hard"
+    deploy: Literal["router", "local", "all"] = "router"
+    deploy_steps: int | None = param(None, ge=1)
+    deploy_epochs: int | None = param(None, ge=1)
+
+    reduce = "even"
+    words = {"split": "whole"}
+    limits = (
+        Limit(
+            {"variant": "pc", "local_epochs": 1, "local_steps": None, "local_lr": None, "server_opt": None},
+            "FedAvgFT",
+            exact=False,
+        ),
+        Limit({"variant": "flow", "q0": 1.0, "split": "whole", "deploy": "router", "server_opt": None}, "FedAvg", exact=False),
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name, kind in get_type_hints(type(self)).items():
+            known = get_args(kind)
+            if name in ("variant", "routing", "order", "inference", "deploy") and getattr(self, name) not in known:
+                raise InvalidArgument(f"Flow: {name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
+        if self.server_opt is not None and not isinstance(self.server_opt, ServerOptimizer):
+            raise InvalidArgument(f"Flow: server_opt must be a method such as ft.FedYogi(server_lr=0.1), not {self.server_opt!r}")
+        if self.server_opt is not None and self.server_lr != 1.0:
+            raise InvalidArgument(
+                "Flow: give server_lr to the server's method, for instance server_opt=ft.FedYogi(server_lr=0.1)"
+            )
+        given = self.levels or ()
+        if any(isinstance(width, bool) or not isinstance(width, int) or width < 1 for width in given):
+            raise InvalidArgument(f"Flow: router_widths must be whole numbers of at least 1, not {self.router_widths!r}")
+
+    @property
+    def levels(self):
+        return (self.router_widths,) if isinstance(self.router_widths, int) else self.router_widths
+
+    @property
+    def routed(self):
+        """Whether there is a router to learn."""
+        return self.q0 is None and self.variant != "pc"
+
+    def work(self):
+        train = super().work()["train"]
+        local = self._amount(self.local_steps, self.local_epochs)
+        if self.variant == "pc":
+            return {"train": train, "personalize": local}
+        whole = self.split == "whole"
+        parts = (None, None) if whole else ((0.0, float(self.split)), (float(self.split), 1.0))
+        mine, common = (replace(w, part=part, redraw=self.redraw) for w, part in zip((local, train), parts, strict=True))
+        if self.variant == "pi":
+            return {"train": common, "local": mine, "personalize": amount(0, None)}
+        end = replace(self._amount(self.deploy_steps, self.deploy_epochs), part=parts[1], redraw=self.redraw)
+        trains = self.deploy == "all" or (self.deploy == "router" and self.routed)
+        return {"train": common, "local": mine, "personalize": mine, **({AT_THE_END: end} if trains else {})}
+
+    def _amount(self, steps, epochs):
+        return amount(steps, epochs) if steps is not None or epochs is not None else super().work()["train"]
+
+    def init_server(self, task):
+        model = task.init()
+        shared = {"model": model}
+        if self.variant == "pi":
+            shared["other"] = model
+        if self.variant != "pc" and self.routing == "layer":
+            routing.check_blocks(task)
+        if self.routed:
+            inputs = routing.need_numbers(task)
+            count = len(routing.routes(task, self.routing))
+            like = next(iter(model.values()))
+            each = inputs.new_ones((1, *inputs.shape[1:])).numel()
+            shared["router"] = router.init(each, count, self.levels, seed=task.seed, dtype=like.dtype)
+        memory = {} if self.server_opt is None else self.server_opt.init_memory(_trainable(shared))
+        return shared, memory
+
+    def client_update(self, task, shared, personal, data, rnd):
+        if self.variant == "pc":
+            new = {"model": descend(task.risk, shared["model"], data, self.optimizer(rnd))}
+            return _upload(shared, new, {"model": data["rows"]}), personal
+        start = shared["other"] if self.variant == "pi" else shared["model"]
+        own = descend(task.risk, start, data["local"], self.optimizer(rnd, self.local_lr))
+        new = self.learn(task, {name: shared[name] for name in shared if name != "other"}, own, data, rnd)
+        counts = dict.fromkeys(new, data["rows"])
+        if self.variant == "pi":
+            new, counts = {**new, "other": own}, {**counts, "other": data["local"]["rows"]}
+        return _upload(shared, new, counts), personal
+
+    def learn(self, task, params, own, data, rnd=None, only=("router", "model")):
+        """The alternating steps on ``params`` = {router, model} (those in ``only``), beside the fixed ``own``."""
+        paths = routing.routes(task, self.routing)
+
+        def mixed(params: Any, batch: Any, q: Tensor) -> Tensor:
+            with batch_context(batch.get("mask"), batch.get("key")):
+                logits, moved = routing.soft(paths, params["model"], own, q, batch["x"], training=True)
+            return task.risk_of(logits, batch, params["model"], moved)
+
+        def scores(params: Any, batch: Any) -> Tensor:
+            return router.scores(params["router"], batch["x"], self.router_dropout, batch["key"])
+
+        def risk(params: Any, batch: Any) -> Tensor:
+            return mixed(params, batch, torch.softmax(scores(params, batch), -1) if self.routed else self.fixed(own, len(paths)))
+
+        def policy_risk(params: Any, batch: Any) -> Tensor:
+            found = scores(params, batch)
+            pull = mean_over(-torch.log_softmax(found, -1)[..., 0].mean(1), batch)
+            return mixed(params, batch, torch.softmax(found, -1)) + self.gamma * pull
+
+        opts = {"model": self.optimizer(rnd), "router": self.opt.using(self._router_lr(rnd), None)}
+        frozen = dict.fromkeys(task.frozen, 0.0)
+        turns = [Turn("router", policy_risk, opts["router"])] if self.routed and "router" in only else []
+        turns += [Turn("model", risk, opts["model"], frozen)] if "model" in only else []
+        if self.order == "alternate":
+            return alternate(turns, params, data, task.channels_last)
+        first, second = (turns[:1], turns[1:]) if self.order == "router-first" else (turns[1:], turns[:1])
+        params = alternate(first, params, data, task.channels_last)
+        return alternate(second, params, data, task.channels_last)
+
+    def _router_lr(self, rnd):
+        lr = self.lr if self.router_lr is None else self.router_lr
+        return at(lr, rnd.number if rnd else 0)
+
+    def server_update(self, task, shared, server, upload, rnd):
+        delta = {name: tree.scale(part, 1 / upload["rows"][name]) for name, part in upload["delta"].items()}
+        if self.server_opt is None:
+            return {name: tree.move(shared[name], delta[name], self.server_lr) for name in shared}, server
+        memory, change = self.server_opt.step(server, _trainable(delta))
+        return {name: tree.add(shared[name], {**delta[name], **change[name]}) for name in shared}, memory
+
+    def personalize(self, task, shared, personal, data):
+        if self.variant == "pi":
+            return {"local": shared["other"]}
+        own = descend(task.risk, shared["model"], data, self.optimizer(lr=self.local_lr))
+        if AT_THE_END not in self.work():
+            return {"local": own}
+        only = ("router", "model") if self.deploy == "all" else ("router",)
+        found = self.learn(task, shared, own, data[AT_THE_END], only=only)
+        return {"local": own, **{name: found[name] for name in only if name in found}}
+
+    def predict(self, task, shared, personal, x):
+        g = personal.get("model", shared["model"])
+        if "local" not in personal or self.variant == "pc":
+            return task.apply(personal.get("local", g), x)
+        paths, v = routing.routes(task, self.routing), personal["local"]
+        q = self.routes(task, shared, personal, x)
+        if self.inference == "soft":
+            return routing.soft(paths, g, v, q, x)[0]
+        return routing.hard(paths, g, v, q[..., 0] >= q[..., 1], x)
+
+    def routes(self, task, shared, personal, x):
+        """q [rows, routes, 2], the probabilities of the global and of the local path with which a client predicts ``x``."""
+        if self.routed:
+            return router.apply(personal.get("router", shared["router"]), x)
+        return self.fixed(shared["model"], len(routing.routes(task, self.routing))).expand(len(x), -1, -1)
+
+    def fixed(self, model, count):
+        """The q of a fixed q0, [1, routes, 2]."""
+        like = next(iter(model.values()))
+        q0 = float(self.q0 or 0)
+        return torch.tensor([q0, 1 - q0], dtype=like.dtype).expand(1, count, 2)
+
+
+def _upload(old, new, rows):
+    """n times the change of every branch, and n: their sums over clients are all the server needs."""
+    counts = {name: count.squeeze() for name, count in rows.items()}
+    changes = {name: tree.scale(tree.sub(new[name], old[name]), counts[name]) for name in old}
+    return {"delta": changes, "rows": {name: counts[name] for name in old}}
+
+
+def _trainable(branches):
+    return {name: tree.trainable(branch) for name, branch in branches.items()}

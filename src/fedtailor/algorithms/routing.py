@@ -1,0 +1,138 @@
+"""Two versions of a model, global g and local v, taken together layer by layer: softly, or row by row along chosen paths.
+
+A *route* is a place where the two can be told apart: a block of the task, or the whole model. What stands before a block's
+layer (activation, pooling, dropout) has no parameters and is applied once, to what the block before it made of both versions;
+where a layer itself holds dropout, the two versions share its masks. Another kind of route (a recurrent layer, whose state is
+mixed) would be another class with ``before`` and ``layer``.
+
+**Batch norm.** In a training pass both versions normalise with the batch at hand, which is the mixture that reaches the block.
+The statistics that are handed back are those of g: the caller keeps them with g (``Task.risk_of``); those of v do not move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedtailor.errors import InvalidArgument, ModelMismatch
+from fedtailor.task import Task
+from fedtailor.task.layers import rehearsed, under_way
+from fedtailor.task.parts import Block
+
+Model = Mapping[str, Tensor]
+LIKELY = 3  # rows on which declared blocks are tried
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The model as one route: its outputs are mixed (FLOW Algorithm 2)."""
+
+    task: Task
+
+    def before(self, x: Tensor, training: bool = False) -> Tensor:
+        return x
+
+    def layer(self, model: Model, x: Tensor, training: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
+        if not training or self.task.forward is None:
+            return self.task.apply(dict(model), x), {}
+        now = under_way()
+        return self.task.forward(dict(model), {"x": x, **{k: v for k, v in now._asdict().items() if k in ("mask", "key")}})
+
+
+Route = Block | Whole
+
+
+def routes(task: Task, routing: Literal["layer", "model"]) -> tuple[Route, ...]:
+    return (Whole(task),) if routing == "model" else tuple(task.blocks)
+
+
+def check_blocks(task: Task) -> None:
+    """Refuse a model that declares no blocks, or whose blocks one after another are not the model."""
+    how = "Task.from_module(module, blocks=['conv1', 'conv2', 'head'])"
+    if not task.blocks:
+        raise ModelMismatch(
+            f"routing layer by layer needs the model's blocks and this model declares none; name its layers in order with {how}, "
+            "or route whole models with routing='model'"
+        )
+    if task.inputs is None:
+        return
+    count = LIKELY * task.inputs[:0].new_ones((1, *task.inputs.shape[1:])).numel()
+    x = (torch.arange(count) * 0.7).sin().to(task.inputs).view(LIKELY, *task.inputs.shape[1:])
+    model = task.init()
+    with torch.no_grad():
+        wanted = found = task.apply(model, x)
+        try:
+            found = x
+            for block in task.blocks:
+                found = block(model, found)
+            same = found.shape == wanted.shape and torch.allclose(found, wanted, rtol=1e-4, atol=1e-5)
+        except RuntimeError:
+            same = False
+    if not same:
+        raise ModelMismatch(
+            f"the declared blocks ({', '.join(b.name for b in task.blocks)}), one after another, are not the model; declare "
+            "every module from input to output in order, activations too, or route whole models with routing='model'"
+        )
+
+
+def soft(paths: Sequence[Route], g: Model, v: Model, q: Tensor, x: Tensor, training: bool = False) -> tuple[Tensor, Any]:
+    """(output, buffers of g after the pass) of x <- q_0 g(x) + q_1 v(x), route by route (FLOW Eq. (3)).
+
+    ``q`` is [rows, routes, 2], or [1, routes, 2] where all rows have the same.
+    """
+    moved: dict[str, Tensor] = {}
+    for j, path in enumerate(paths):
+        x = path.before(x, training)
+        with rehearsed():
+            theirs, _ = path.layer(v, x, training)
+        ours, new = path.layer(g, x, training)
+        moved |= new
+        wide = (-1, *[1] * (ours.dim() - 1))
+        x = q[:, j, 0].view(wide) * ours + q[:, j, 1].view(wide) * theirs
+    return x, moved
+
+
+def hard(paths: Sequence[Route], g: Model, v: Model, to_global: Tensor, x: Tensor) -> Tensor:
+    """Every row along its own path, ``to_global`` [rows, routes] saying which version each route takes of it.
+
+    Rows are grouped by version, so that a layer runs only on the rows that chose it. Under vmap groups cannot depend on data:
+    there both versions run and the chosen one is kept, which gives the same rows (to the last digits, as sums are ordered by
+    the shape of a product).
+    """
+    if torch._C._functorch.is_batchedtensor(to_global):
+        return _both(paths, g, v, to_global, x)
+    order = torch.arange(len(x))  # which row stands where
+    for j, path in enumerate(paths):
+        x = path.before(x)
+        mine = to_global[order, j]
+        if bool(mine.all()):
+            x = path.layer(g, x)[0]
+        elif not bool(mine.any()):
+            x = path.layer(v, x)[0]
+        else:
+            ours, theirs = mine.nonzero()[:, 0], (~mine).nonzero()[:, 0]
+            x = torch.cat([path.layer(g, x.index_select(0, ours))[0], path.layer(v, x.index_select(0, theirs))[0]])
+            order = order[torch.cat([ours, theirs])]
+    return x if bool((order.diff() > 0).all()) else x.index_select(0, order.argsort())
+
+
+def _both(paths: Sequence[Route], g: Model, v: Model, to_global: Tensor, x: Tensor) -> Tensor:
+    for j, path in enumerate(paths):
+        x = path.before(x)
+        ours, theirs = path.layer(g, x)[0], path.layer(v, x)[0]
+        x = torch.where(to_global[:, j].view(-1, *[1] * (ours.dim() - 1)), ours, theirs)
+    return x
+
+
+def need_numbers(task: Task) -> Tensor:
+    """What rows look like (no rows): the router reads them as numbers."""
+    if task.inputs is None:
+        raise InvalidArgument("the router's size depends on the rows; use ft.run, or dataclasses.replace(task, inputs=x[:0])")
+    if not task.inputs.is_floating_point():
+        kind = str(task.inputs.dtype).removeprefix("torch.")
+        raise InvalidArgument(f"the router reads rows of numbers, and these are of type {kind}; give the features as floats")
+    return task.inputs
