@@ -83,6 +83,7 @@ class Federation:
     facts: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     tokens: int = 0
     vocabulary: Vocabulary | None = None
+    precision: torch.dtype = torch.float32  # of masks and facts where x holds tokens
 
     def __len__(self) -> int:
         return len(self.names)
@@ -163,6 +164,7 @@ class Federation:
             val=None if self.val is None else split(self.val),
             public=None if self.public is None else cast(self.public),
             truth=truth,
+            precision=dtype,
         )
 
     def as_task(self, kind: str) -> Federation:

@@ -26,9 +26,9 @@ class Feed:
 
     @property
     def _dtype(self) -> torch.dtype:
-        """Of masks and facts: the features', or single precision where they are tokens."""
+        """Of masks, counts and facts: the features', or the run's where they are tokens."""
         x = self.federation.train.x
-        return x.dtype if x.is_floating_point() else torch.float32
+        return x.dtype if x.is_floating_point() else self.federation.precision
 
     def keys(self, clients: NDArray[np.int64], round: int, phase: str) -> NDArray[np.uint64]:
         return rng.mix(self.seed, rng.purpose(phase), np.int64(round), self.federation.keys[clients])
@@ -91,7 +91,7 @@ class Feed:
     def _batches(self, x: Tensor, y: Tensor, client: int, round: int, phase: str, more: Any = None) -> Batches:
         index, keys = self._index(np.array([client]), round, phase)
         more = {"rows": self._rows(np.array([client]), phase), **(more or {})}
-        return Batches(x, y, index[0], step_keys(keys, index.shape[1])[0], more)
+        return Batches(x, y, index[0], step_keys(keys, index.shape[1])[0], more, self._dtype)
 
     def many(self, clients: NDArray[np.int64], round: int, phase: str = "train") -> dict[str, Any]:
         """Leaves [steps, clients, batch, ...]: the client axis is second, so that a step is one contiguous block.

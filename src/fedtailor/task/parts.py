@@ -42,6 +42,19 @@ class Block:
         """The rest of the block, and its buffers as they are after the pass."""
         return self._through(model, x, training, self.path[self.bare :])
 
+    def lead(self, model: Mapping[str, Tensor], x: Tensor, training: bool = False) -> Tensor:
+        """Everything before the block's last module."""
+        return self._through(model, x, training, self.path[:-1])[0]
+
+    @property
+    def last(self) -> nn.Module:
+        assert self.modules is not None
+        return self.modules[0].get_submodule(self.path[-1])
+
+    def weights(self, model: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The parameters of the block's last module, by its own names."""
+        return {inner: model[name] for name, inner in self._below(self.path[-1]).items()}
+
     @property
     def bare(self) -> int:
         """How many modules without parameters the block begins with."""

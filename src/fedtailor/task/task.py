@@ -77,9 +77,12 @@ class Task:
 
     def mean_loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """The loss over a batch: the mean over its real rows, or over their real positions."""
-        losses = self.example_loss(logits, batch["y"])
+        return self.mean_over(self.example_loss(logits, batch["y"]), batch)
+
+    def mean_over(self, values: Tensor, batch: Batch) -> Tensor:
+        """Mean over a batch of one number per row, each row counted as ``weigh`` says."""
         weight = self.weigh(batch)
-        return losses.mean() if weight is None else (losses * weight).sum() / weight.sum().clamp(min=1)
+        return values.mean() if weight is None else (values * weight).sum() / weight.sum().clamp(min=1)
 
     def weigh(self, batch: Batch) -> Tensor | None:
         """What each row counts in a mean over the batch: one, or its real positions; a padded row nothing. None: all alike."""
@@ -150,12 +153,6 @@ class Task:
                 f"the model's output has {logits[0].numel()} numbers per row but the targets have {y[0].numel()}; "
                 "change the last layer"
             )
-
-
-def mean_over(values: Tensor, batch: Batch) -> Tensor:
-    """Mean over the real rows of a batch of one number per row."""
-    mask = batch.get("mask")
-    return values.mean() if mask is None else (values * mask).sum() / mask.sum().clamp(min=1)
 
 
 def _from_module(
