@@ -10,6 +10,7 @@ from torch.func import vmap
 
 import fedtailor as ft
 from fedtailor import Federation, Task, errors
+from fedtailor.metrics.cost import multiply_adds
 from fedtailor.models import LSTM, router
 from fedtailor.models.lstm import LSTMLayer
 from fedtailor.models.recurrent import mixed_recurrent, recurrent
@@ -132,6 +133,16 @@ def test_the_papers_router_has_672002_parameters():
     assert router.size(8 + 4 * 256, 1, (500, 250, 100, 50)) == count
     with pytest.raises(errors.InvalidArgument, match="at most 2 levels"):
         router.size(8, 2, (5, 4, 3))
+
+
+def test_the_work_of_a_layer_is_counted():
+    """Per row and position 4 H (inputs + H) multiply-adds, of both versions and of the router when states are mixed."""
+    ours, theirs, x = layers(0), layers(2), normal(5, 7, E)
+    one = 4 * H * (E + H) + 4 * H * (H + H)
+    assert multiply_adds(lambda: ours[1](ours[0](x))) == 5 * 7 * one
+    reads = (E + 4 * H) * 6 + 6 * 5 + 5 * 2
+    mixed = multiply_adds(lambda: mixed_recurrent(x, weights(ours), weights(theirs), decide(ROUTER), hard=True))
+    assert mixed == 5 * 7 * (2 * one + 2 * reads)
 
 
 # -- Flow --------------------------------------------------------------------------------------------------------------

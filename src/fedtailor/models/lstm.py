@@ -79,8 +79,8 @@ def cell(gates: Tensor, state: State, turned: Tensor) -> State:
 
 
 def transformed() -> bool:
-    """Are we inside ``torch.func``'s vmap, grad or the like?"""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    """Are we inside ``torch.func``'s vmap, grad or the like, or is something looking on (a counter of operations)?"""
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch._C._len_torch_dispatch_stack() > 0
 
 
 class Last(nn.Module):
