@@ -49,7 +49,7 @@ def on_union(engine: Engine, shared: Any, store: Store, seed: int) -> dict[str, 
     draw = rng.generator(seed, "union")
     if count > UNION_CLIENTS:
         ids = np.sort(plan.federation.order[draw.choice(count, UNION_CLIENTS, replace=False)])
-    most = max(1, UNION_PREDICTIONS // len(ids))
+    most = max(1, UNION_PREDICTIONS // (len(ids) * (y.shape[1] if (y := test.y).dim() > 1 else 1)))
     if len(rows) > most:
         rows = np.sort(draw.choice(len(rows), most, replace=False))
     x, y = test.x[rows], test.y[rows]
