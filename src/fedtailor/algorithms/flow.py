@@ -17,7 +17,8 @@ What it does
     ``personalize:router``, ``deploy_epochs`` or ``deploy_steps``, as much as ``train`` if not given) with w fixed.
     ``deploy="local"`` leaves psi as received, ``deploy="all"`` trains psi and w as in a round. Prediction is hard: a row gets
     every layer's output from the version with the larger q, the shared one on a tie, and only that version is run;
-    ``inference="soft"`` mixes.
+    ``inference="soft"`` mixes. ``warmup`` rounds at the start train w alone, as FedAvg on zeta_g; ``global_risk="own"`` takes the
+    steps on w of w's own risk, not of the mixed model's.
 Reference
     FLOW, Equations (1)-(5), Algorithm 1; ``routing="model"`` is its Algorithm 2 (with the regulariser). Variants of section 5.2:
     ``variant="pc"`` (one model, fine-tuned), ``variant="pi"``, ``q0`` (a fixed q_0, no router), ``gamma=0``.
@@ -75,6 +76,8 @@ class Flow(Algorithm):
     routing: Literal["layer", "model"] = "layer"
     order: Literal["alternate", "router-first", "global-first"] = "alternate"
     q0: float | None = param(None, ge=0, le=1)
+    global_risk: Literal["mixed", "own"] = "mixed"
+    warmup: int = param(0, ge=0)  # rounds
     inference: Literal["hard", "soft"] = "hard"
     deploy: Literal["router", "local", "all"] = "router"
     deploy_steps: int | None = param(None, ge=1)
@@ -95,7 +98,7 @@ class Flow(Algorithm):
         super().__post_init__()
         for name, kind in get_type_hints(type(self)).items():
             known = get_args(kind)
-            if name in ("variant", "routing", "order", "inference", "deploy") and getattr(self, name) not in known:
+            if name in ("variant", "routing", "order", "global_risk", "inference", "deploy") and getattr(self, name) not in known:
                 raise InvalidArgument(f"Flow: {name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
         if self.server_opt is not None and not isinstance(self.server_opt, ServerOptimizer):
             raise InvalidArgument(f"Flow: server_opt must be a method such as ft.FedYogi(server_lr=0.1), not {self.server_opt!r}")
@@ -153,10 +156,14 @@ class Flow(Algorithm):
         if self.variant == "pc":
             new = {"model": descend(task.risk, shared["model"], data, self.optimizer(rnd))}
             return _upload(shared, new, {"model": data["rows"]}), personal
+        params = {name: shared[name] for name in shared if name != "other"}
+        counts = dict.fromkeys(params, data["rows"])
+        if self.variant == "flow" and rnd.number < self.warmup:
+            new = {**params, "model": descend(task.risk, params["model"], data, self.optimizer(rnd))}
+            return _upload(shared, new, counts), personal
         start = shared["other"] if self.variant == "pi" else shared["model"]
         own = descend(task.risk, start, data["local"], self.optimizer(rnd, self.local_lr))
-        new = self.learn(task, {name: shared[name] for name in shared if name != "other"}, own, data, rnd)
-        counts = dict.fromkeys(new, data["rows"])
+        new = self.learn(task, params, own, data, rnd)
         if self.variant == "pi":
             new, counts = {**new, "other": own}, {**counts, "other": data["local"]["rows"]}
         return _upload(shared, new, counts), personal
@@ -174,6 +181,8 @@ class Flow(Algorithm):
             return router.scores(params["router"], batch["x"], self.router_dropout, batch["key"])
 
         def risk(params: Any, batch: Any) -> Tensor:
+            if self.global_risk == "own":
+                return task.risk(params["model"], batch)
             return mixed(params, batch, torch.softmax(scores(params, batch), -1) if self.routed else self.fixed(own, len(paths)))
 
         def policy_risk(params: Any, batch: Any) -> Tensor:

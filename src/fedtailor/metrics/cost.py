@@ -1,8 +1,13 @@
-"""What a round costs: bytes as they are really serialised, parameters trained and kept."""
+"""What a round costs: bytes as they are really serialised, parameters trained and kept; what a prediction costs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedtailor import tree
 from fedtailor.algorithms.base import Algorithm, Round
@@ -14,6 +19,28 @@ from fedtailor.task import Task
 def wire_bytes(message: Any) -> int:
     """Length of a message on the wire; nothing is sent for an empty tree."""
     return len(tree.pack(message)) if tree.leaves(message) else 0
+
+
+def multiply_adds(call: Callable[[], object]) -> int:
+    """Multiply-adds of the matrix products and convolutions that a call makes (other arithmetic is not counted)."""
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        call()
+    return counter.get_total_flops() // 2  # torch counts a multiply-add as two
+
+
+def work_of_blocks(task: Task, model: dict[str, Tensor], x: Tensor) -> dict[str, int]:
+    """Multiply-adds of each block of a model on these rows."""
+    out = {}
+    for block in task.blocks:
+        out[block.name] = multiply_adds(lambda block=block, x=x: block(model, x))  # type: ignore[misc]
+        with torch.no_grad():
+            x = block(model, x)
+    return out
+
+
+def work_of_prediction(algorithm: Algorithm, task: Task, shared: Any, personal: Any, x: Tensor) -> int:
+    """Multiply-adds of a client's predictions on these rows; {} in place of ``personal`` is often the shared model alone."""
+    return multiply_adds(lambda: algorithm.predict(task, shared, personal, x))
 
 
 def probe(algorithm: Algorithm, task: Task, feed: Feed, client: int = 0) -> dict[str, int]:
