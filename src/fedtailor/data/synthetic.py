@@ -135,7 +135,7 @@ def instances(
 ) -> Federation:
     """Two kinds of rows in every client: a share ``share`` follows a law that is everybody's, the rest the client's own.
 
-    y = [x.w > ``noise`` * N(0, 1)] with w of length one: w_0 for a common row, w_i for one of client i's own, all drawn at random.
+    y = [x.w > ``noise`` * N(0, 1)] with w of length one: w_0 for a common row, w_i for one of client i's own, all at random.
     x ~ N(0, I) plus ``visible``/2 along a direction for a common row, minus it for an own one; the direction is the same for all
     clients and no law looks along it. So the best guess of a row's kind from x has AUC Phi(visible / sqrt(2)): 0 hides it. The
     kinds are in ``train.kinds``, ``test.kinds``, ``val.kinds`` (1: common)."""
