@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedtailor.algorithms.settings import written
-from fedtailor.report import figures
+from fedtailor.report import figures, routes
 from fedtailor.report.evidence import Evidence, Results, number
 from fedtailor.report.figures import Curve
 from fedtailor.report.words import datasets, measure, p_words, plain, story
@@ -121,6 +121,7 @@ def page(results: Results, *, command: str | None = None, notes: Sequence[str] =
         _section("Client by client", _dots(evidence), _gains(evidence)),
         _section("New clients", _newcomers(evidence)),
         _section("Which rows each model gets right", _shares(evidence)),
+        _section(routes.TITLE, *routes.parts(evidence)),
         _section("Tuning", *_tuning(evidence)),
         _section("The data", _listed(dict.fromkeys([*(note for r in evidence.records for note in r.notes), *notes]))),
         _section("Settings", _settings(evidence), _options(evidence)),
