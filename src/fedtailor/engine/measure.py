@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedtailor import tree
 from fedtailor.algorithms.base import Round
@@ -75,7 +76,10 @@ def routing(engine: Engine, shared: Any, store: Store, seed: int) -> dict[str, A
     if count > ROUTED_CLIENTS:
         ids = np.sort(plan.federation.order[rng.generator(seed, "routes").choice(count, ROUTED_CLIENTS, replace=False)])
     test, newborn = plan.federation.test, engine.newborn(shared)
-    q, mine, theirs, kinds = [], [], [], []
+    q: list[Tensor] = []
+    mine: list[Tensor] = []
+    theirs: list[Tensor] = []
+    kinds: list[Tensor] = []
     own, common = 0, 0
     for i in ids.tolist():
         (x, y), personal = test.client(i), engine.personal(shared, i, store)
@@ -86,9 +90,8 @@ def routing(engine: Engine, shared: Any, store: Store, seed: int) -> dict[str, A
             kinds.append(test.kinds[int(test.offsets[i]) : int(test.offsets[i + 1])])
         if i == ids[0]:
             own, common = (work_of_prediction(algorithm, task, shared, state, x) // len(x) for state in (personal, newborn))
-    found = spread_of(
-        task.kind, *(torch.cat(part).double().numpy() for part in (q, mine, theirs)), torch.cat(kinds).numpy() if kinds else None
-    )
+    joined = [torch.cat(part).double().numpy() for part in (q, mine, theirs)]
+    found = spread_of(task.kind, joined[0], joined[1], joined[2], torch.cat(kinds).numpy() if kinds else None)
     blocks = [block.name for block in task.blocks]
     sizes = {"model_parameters": tree.size(task.init()), "router_parameters": tree.size(shared.get("router", {}))}
     work = {"multiply_adds_personal": own, "multiply_adds_shared": common}
