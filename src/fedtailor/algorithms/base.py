@@ -185,6 +185,16 @@ class Algorithm(ABC):
     def predict(self, task: Task, shared: Tree, personal: Tree, x: Tensor) -> Tensor:
         """Logits (or the prediction, in regression) of a client."""
 
+    # -- where rows choose between models ---------------------------------------------------------------------------
+    @property
+    def routed(self) -> bool:
+        """True where every row is sent along paths of its own; ``routes`` then says how."""
+        return False
+
+    def routes(self, task: Task, shared: Tree, personal: Tree, x: Tensor) -> Tensor:
+        """q [rows, routes, 2]: the probabilities of the shared and of the personal path with which a client predicts ``x``."""
+        raise InvalidArgument(f"{type(self).__name__} does not send rows along paths; use predict")
+
 
 def names_of(task: Task, parts: str | Sequence[str]) -> frozenset[str]:
     """The parameters (and buffers) of the named parts: groups of the task, modules, or single parameters, by exact name."""

@@ -31,11 +31,15 @@ KINDS = ("classification", "regression", "multilabel")
 @dataclass(frozen=True, eq=False)
 class Split:
     """Rows of all clients, one after another: x [rows, ...], y [rows], [rows, outputs] or [rows, positions], offsets
-    [clients + 1]."""
+    [clients + 1].
+
+    ``kinds`` [rows] says which rows follow the law of all clients, where rows were generated from two laws (see ``instances``).
+    """
 
     x: Tensor
     y: Tensor
     offsets: NDArray[np.int64]
+    kinds: Tensor | None = None
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
@@ -52,7 +56,8 @@ class Split:
     def take(self, clients: NDArray[np.int64]) -> Split:
         rows = [np.arange(self.offsets[i], self.offsets[i + 1]) for i in clients]
         index = torch.from_numpy(np.concatenate(rows))
-        return Split(self.x[index], self.y[index], np.concatenate([[0], np.cumsum(self.sizes[clients])]))
+        kinds = None if self.kinds is None else self.kinds[index]
+        return Split(self.x[index], self.y[index], np.concatenate([[0], np.cumsum(self.sizes[clients])]), kinds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +159,7 @@ class Federation:
             return t.to(device=device, dtype=dtype) if t.is_floating_point() else t.to(device)
 
         def split(s: Split) -> Split:
-            return Split(cast(s.x), cast(s.y), s.offsets)
+            return Split(cast(s.x), cast(s.y), s.offsets, s.kinds)
 
         truth = None if self.truth is None else [{k: cast(v) for k, v in t.items()} for t in self.truth]
         return replace(
@@ -174,7 +179,7 @@ class Federation:
         if kind == self.kind:
             return self
         splits = {what: getattr(self, what) for what in ("train", "test", "val") if getattr(self, what) is not None}
-        new = {what: Split(s.x, _targets(what, s, kind, self.names, bool(self.tokens)), s.offsets) for what, s in splits.items()}
+        new = {what: replace(s, y=_targets(what, s, kind, self.names, bool(self.tokens))) for what, s in splits.items()}
         return replace(self, train=new["train"], test=new["test"], val=new.get("val"), kind=kind, labels=_labels(kind, new))
 
     @staticmethod

@@ -141,7 +141,13 @@ def _registry() -> dict[str, Source]:
     shifted = (images.pacs, images.office_caltech, images.digits_domains)
     tables = (natural.schools, natural.exam, natural.chem97, natural.star, natural.insteval, natural.movielens)
     sites = (natural.tv16, natural.dialysis, natural.heart)
-    made = (synthetic.clup_logistic, synthetic.clup_regression, synthetic.minimax_logistic, synthetic.clusters)
+    made = (
+        synthetic.clup_logistic,
+        synthetic.clup_regression,
+        synthetic.minimax_logistic,
+        synthetic.clusters,
+        synthetic.instances,
+    )
     return {
         **{_name(read): source(read, dealt, clients=10) for read in pooled},
         **{_name(read): source(read, dealt) for read in owned},

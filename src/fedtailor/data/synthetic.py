@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fedtailor.data import rng
@@ -119,6 +120,59 @@ def clusters(
 
     fed = _make("clusters", some, truth, clients, rows, test_rows)
     return replace(fed, notes=(f"Client i belongs to group i mod {groups}.",))
+
+
+def instances(
+    clients: int = 20,
+    rows: int = 120,
+    d: int = 10,
+    share: float = 0.5,
+    visible: float = 3.0,
+    noise: float = 0.1,
+    seed: int = 0,
+    test_rows: int = 200,
+    val_rows: int = 60,
+) -> Federation:
+    """Two kinds of rows in every client: a share ``share`` follows a law that is everybody's, the rest the client's own.
+
+    y = [x.w > ``noise`` * N(0, 1)] with w of length one: w_0 for a common row, w_i for one of client i's own, all at random.
+    x ~ N(0, I) plus ``visible``/2 along a direction for a common row, minus it for an own one; the direction is the same for all
+    clients and no law looks along it. So the best guess of a row's kind from x has AUC Phi(visible / sqrt(2)): 0 hides it. The
+    kinds are in ``train.kinds``, ``test.kinds``, ``val.kinds`` (1: common)."""
+    _positive(clients=clients, rows=rows, test_rows=test_rows)
+    if d < 2:
+        raise InvalidArgument(f"instances need d of at least 2 (one direction shows the kind), not {d}")
+    for name, value, most in (
+        ("share", share, 1.0),
+        ("visible", visible, np.inf),
+        ("noise", noise, np.inf),
+        ("val_rows", val_rows, np.inf),
+    ):
+        if not 0 <= value <= most:
+            raise InvalidArgument(f"{name} must be at least 0{'' if most > 1 else ' and at most 1'}, not {value}")
+    draw = rng.generator(seed, "instances")
+    tell = _unit(draw, d)
+
+    def law() -> Array:
+        w = _unit(draw, d)
+        w -= (w @ tell) * tell
+        return w / np.linalg.norm(w)
+
+    common, own = law(), [law() for _ in range(clients)]
+
+    def some(i: int, n: int) -> tuple[Array, NDArray[np.int64], NDArray[np.bool_]]:
+        kind = draw.random(n) < share
+        x = draw.normal(size=(n, d)) + visible * (kind - 0.5)[:, None] * tell
+        score = np.where(kind, x @ common, x @ own[i])
+        return x, (score > noise * draw.normal(size=n)).astype(np.int64), kind
+
+    made = {
+        what: [some(i, n) for i in range(clients)] for what, n in (("train", rows), ("test", test_rows), ("val", val_rows)) if n
+    }
+    pairs = {what: [(x, y) for x, y, _ in part] for what, part in made.items()}
+    fed = Federation.from_arrays(pairs["train"], pairs["test"], pairs.get("val"), task="classification", name="instances")
+    kinds = {what: torch.from_numpy(np.concatenate([kind for *_, kind in part])) for what, part in made.items()}
+    return replace(fed, **{what: replace(getattr(fed, what), kinds=kinds[what]) for what in made})
 
 
 def _unit(draw: np.random.Generator, d: int) -> Array:

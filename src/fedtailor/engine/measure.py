@@ -5,19 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from fedtailor import tree
 from fedtailor.algorithms.base import Round
 from fedtailor.data import rng
 from fedtailor.data.federation import Split
 from fedtailor.engine.base import Engine, Plan
 from fedtailor.engine.loop import LoopEngine
-from fedtailor.metrics.client import accuracy_on, measure, score_name
+from fedtailor.metrics.client import accuracy_on, hits, measure, score_name
+from fedtailor.metrics.cost import work_of_prediction
+from fedtailor.metrics.routes import spread_of
 from fedtailor.metrics.spread import summarize
 from fedtailor.runs.store import Store
 
 Columns = dict[str, NDArray[np.float64]]
 UNION_CLIENTS, UNION_PREDICTIONS = 1_000, 1_000_000  # beyond these the union test is on a seeded sample, and says so
+ROUTED_CLIENTS = 200  # beyond these the routes of a seeded sample are looked at
 
 
 def evaluate(engine: Engine, shared: Any, store: Store) -> tuple[dict[str, Any], Columns]:
@@ -56,6 +62,41 @@ def on_union(engine: Engine, shared: Any, store: Store, seed: int) -> dict[str, 
     scores = np.concatenate([accuracy_on(plan.task, logits, y) for _, logits in engine.on_common(shared, ids, store, x)])
     name = score_name(plan.task.kind)
     return {f"{name}_global_test": float(scores.mean()), "union_rows": len(rows), "union_clients": len(ids)}
+
+
+@torch.no_grad()
+def routing(engine: Engine, shared: Any, store: Store, seed: int) -> dict[str, Any]:
+    """Where a method routes rows: the probability of the shared path by route and by which of the two models gets a test row
+    right, over rows of all clients (``metrics.routes``), and what a prediction costs. Nothing where it does not route."""
+    plan = engine.plan
+    task, algorithm, count = plan.task, plan.algorithm, len(plan.federation)
+    if not algorithm.routed:
+        return {}
+    ids = np.arange(count)
+    if count > ROUTED_CLIENTS:
+        ids = np.sort(plan.federation.order[rng.generator(seed, "routes").choice(count, ROUTED_CLIENTS, replace=False)])
+    test, newborn = plan.federation.test, engine.newborn(shared)
+    q: list[Tensor] = []
+    mine: list[Tensor] = []
+    theirs: list[Tensor] = []
+    kinds: list[Tensor] = []
+    own, common = 0, 0
+    for i in ids.tolist():
+        (x, y), personal = test.client(i), engine.personal(shared, i, store)
+        q.append(algorithm.routes(task, shared, personal, x)[..., 0])
+        for to, state in ((mine, personal), (theirs, newborn)):
+            to.append(hits(task.kind, algorithm.predict(task, shared, state, x), y))
+        if test.kinds is not None:
+            kinds.append(test.kinds[int(test.offsets[i]) : int(test.offsets[i + 1])])
+        if i == ids[0]:
+            own, common = (work_of_prediction(algorithm, task, shared, state, x) // len(x) for state in (personal, newborn))
+    joined = [torch.cat(part).double().numpy() for part in (q, mine, theirs)]
+    found = spread_of(task.kind, joined[0], joined[1], joined[2], torch.cat(kinds).numpy() if kinds else None)
+    blocks = [block.name for block in task.blocks]
+    sizes = {"model_parameters": tree.size(task.init()), "router_parameters": tree.size(shared.get("router", {}))}
+    work = {"multiply_adds_personal": own, "multiply_adds_shared": common}
+    names = blocks if len(blocks) == len(found["mean"]) else ["whole model"]
+    return {"routing": {"clients": len(ids), "routes": names, **found, **sizes, **work}}
 
 
 def personal_trees(engine: Engine, shared: Any, store: Store) -> list[Any]:

@@ -21,7 +21,7 @@ from fedtailor.data.federation import Federation
 from fedtailor.engine.auto import choose
 from fedtailor.engine.base import Engine, Plan, one_thread
 from fedtailor.engine.loop import LoopEngine
-from fedtailor.engine.measure import Columns, evaluate, meet_newcomers, on_union, personal_trees
+from fedtailor.engine.measure import Columns, evaluate, meet_newcomers, on_union, personal_trees, routing
 from fedtailor.engine.setup import DTYPES, build_task, check, cohort_of, make_plan, newcomers_of, round_of
 from fedtailor.engine.vectorized import VectorizedEngine
 from fedtailor.errors import Diverged, InvalidArgument
@@ -182,6 +182,7 @@ def run(
             "workers": chosen.processes if isinstance(chosen, LoopEngine) else 1,
             **measured,
             **on_union(chosen, state.shared, state.store, seed),
+            **routing(chosen, state.shared, state.store, seed),
             "trained_parameters": facts["trained_parameters"],
             "personal_parameters": tree.size(chosen.personal(state.shared, 0, state.store)),
             "bytes_down": sum(r["bytes_down"] for r in records),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedtailor.algorithms.settings import written
-from fedtailor.report import figures
+from fedtailor.report import figures, routes
 from fedtailor.report.evidence import Evidence, Results, number
 from fedtailor.report.figures import Curve
 from fedtailor.report.pieces import document, figure, listed, section, table
@@ -104,6 +104,7 @@ def page(results: Results, *, command: str | None = None, notes: Sequence[str] =
         section("Client by client", _dots(evidence), _gains(evidence)),
         section("New clients", _newcomers(evidence)),
         section("Which rows each model gets right", _shares(evidence)),
+        section(routes.TITLE, *routes.parts(evidence)),
         section("Tuning", *_tuning(evidence)),
         section("The data", listed(dict.fromkeys([*(note for r in evidence.records for note in r.notes), *notes]))),
         section("Settings", _settings(evidence), _options(evidence)),

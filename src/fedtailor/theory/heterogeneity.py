@@ -134,7 +134,7 @@ def _mapped(federation: Federation, rows: Callable[[Tensor], Tensor]) -> Federat
     """The federation with other features, labels kept."""
 
     def split(s: Split) -> Split:
-        return Split(rows(s.x), s.y, s.offsets)
+        return Split(rows(s.x), s.y, s.offsets, s.kinds)
 
     return replace(
         federation,
