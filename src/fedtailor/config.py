@@ -186,7 +186,7 @@ class SweepSettings(DataSettings):
         words = given if isinstance(given, list) else [given]
         try:
             numbers = [float(word) for word in words]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise ValueError("must be a number of lams, or the lams separated by commas") from None
         return int(words[0]) if len(words) == 1 and str(words[0]).strip().isdecimal() else numbers
 

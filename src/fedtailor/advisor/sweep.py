@@ -90,7 +90,7 @@ class Sweep:
                     "lam": "dynamic" if curve.lam is None else curve.lam,
                     f"val_{self.score}": curve.curve[-1].val_score,
                     f"end_{self.score}": curve.end.val_score,
-                    "error": curve.curve[-1].error,
+                    **({} if self.error_of is None else {"error": curve.curve[-1].error}),
                     "settled": at.round,
                     "bytes": at.bytes,
                     "played": curve.rounds_used,
@@ -258,7 +258,8 @@ def _words(found: Sweep) -> str:
             out.append(f"Target {row.target:.4g}: not reached in {found.rounds} rounds.")
             continue
         free = "; training alone reaches it with no traffic" if sign * local >= sign * row.target else ""
-        out.append(f"Target {row.target:.4g}: lam = {row.lam:.3g}, {row.rounds} rounds, {(row.bytes or 0) / 1e6:.3g} MB{free}.")
+        took = f"{row.rounds} round{'s' * (row.rounds != 1)}, {(row.bytes or 0) / 1e6:.3g} MB"
+        out.append(f"Target {row.target:.4g}: lam = {row.lam:.3g}, {took}{free}.")
     if found.dynamic is not None:
         out.append(
             f"The dynamic schedule ({written(found.dynamic.algorithm)}) reaches {found.dynamic.end.val_score:.4g} in "
