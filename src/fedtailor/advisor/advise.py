@@ -15,6 +15,7 @@ from torch import nn
 
 from fedtailor.advisor.look import look, pull, pulls
 from fedtailor.advisor.pilot import Purse, Race, table, with_validation
+from fedtailor.advisor.steps import smoothness_of, work_of
 from fedtailor.advisor.words import words
 from fedtailor.algorithms import FedAvg, FedAvgFT, FedCLUP, HypCluster, Local
 from fedtailor.algorithms.base import Algorithm
@@ -24,7 +25,6 @@ from fedtailor.engine.setup import DTYPES, build_task, make_plan
 from fedtailor.errors import InvalidArgument, InvalidData
 from fedtailor.metrics.cost import probe
 from fedtailor.task import Task
-from fedtailor.theory.constants import constants
 from fedtailor.theory.heterogeneity import Heterogeneity
 
 FACTORS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)  # of the theory's lam, tried in the race
@@ -123,8 +123,8 @@ def advise(
     purse = Purse.of(budget)
     rows = with_validation(federation.to(DTYPES[dtype]), VAL_SHARE, seed)
     task = build_task(model, rows, seed, DTYPES[dtype], bias)
-    work = _work(batch_size, steps, epochs)
-    smoothness = _smoothness(task, rows)
+    work = work_of(batch_size, steps, epochs)
+    smoothness = smoothness_of(task, rows)
     step = lr if lr is not None else 0.1 if smoothness is None else float(np.clip(1 / smoothness, 1e-4, 2.0))
     race = Race(task, rows, batch_size, seed, rounds, weights, purse)
 
@@ -180,19 +180,6 @@ def advise(
         notes=seen.notes,
     )
     return replace(advice, text=words(advice, race, federation))
-
-
-def _work(batch_size: int | None, steps: int | None, epochs: int | None) -> dict[str, Any]:
-    if steps is not None and epochs is not None:
-        raise InvalidArgument("give steps or epochs, not both")
-    if steps is None and epochs is None:
-        return {"steps": 10} if batch_size is None else {"epochs": 2}
-    return {"steps": steps} if steps is not None else {"epochs": epochs}
-
-
-def _smoothness(task: Task, federation: Federation) -> float | None:
-    """L of the clients' risks for a linear model, otherwise None."""
-    return None if task.gradient is None else constants(task, federation, 1e-3).smoothness
 
 
 def _lams(theory: float | None, least: float | None) -> list[float]:

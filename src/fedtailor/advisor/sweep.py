@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from fedtailor.advisor.advise import VAL_SHARE, _smoothness, _work
+from fedtailor.advisor.advise import VAL_SHARE
 from fedtailor.advisor.pilot import with_validation
+from fedtailor.advisor.steps import smoothness_of, work_of
 from fedtailor.advisor.tradeoff import Fewest, Place, fewest, front, levels, settled
 from fedtailor.advisor.walk import Callback, Curve, Ground, aims, along, most, schedule
 from fedtailor.algorithms import FedAvg, FedCLUP, FedCLUPDynamic, Local
@@ -132,11 +133,11 @@ def sweep(
     if len(federation) < 2:
         raise InvalidData("there is one client only: nobody to share with; check which column names the clients")
     wanted = None if targets is None else _targets(targets)
-    work = _work(batch_size, steps, epochs)
+    work = work_of(batch_size, steps, epochs)
     rows = with_validation(federation.to(DTYPES[dtype]), VAL_SHARE, seed)
     assert rows.val is not None
     task = build_task(model, rows, seed, DTYPES[dtype], bias)
-    smoothness = _smoothness(task, rows)
+    smoothness = smoothness_of(task, rows)
     bend = max(1 / _positive("lr", lr) if lr is not None else 0.0, smoothness or 0.0) or 10.0
     degrees = _degrees(lams, bend)
     ground = Ground(task, replace(rows, test=rows.val), batch_size, seed, weights, cohort_size(cohort, len(rows)), callback)
