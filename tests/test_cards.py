@@ -51,6 +51,7 @@ def test_there_is_a_card_for_every_registered_method(deck):
 
 def test_stateless_methods_are_those_whose_clients_keep_nothing(deck):
     forgetful = {"FedAvg", "FedAvgFT", "FedProx", "FedDF", "FedAvgM", "FedAdam", "FedYogi", "PerFedAvg", "KNNPer", "HypCluster"}
+    forgetful |= {"Flow"}
     assert {name for name, c in deck.items() if not c.stateful} == forgetful
     assert all((c.kept.bytes, c.kept.parameters, c.kept.branches) == (0, 0, ()) for c in deck.values() if not c.stateful)
 
@@ -118,7 +119,7 @@ def test_the_roll_call_does_not_hide_what_scaffold_p_trains(deck):
 
 def test_who_does_something_at_the_end(deck):
     trains = {name for name, c in deck.items() if c.trained_at_end}
-    assert trains == {"FedAvgFT", "FedProxPersonal", "FedBABU", "PerFedAvg"}
+    assert trains == {"FedAvgFT", "FedProxPersonal", "FedBABU", "PerFedAvg", "Flow"}
     assert {name for name, c in deck.items() if c.trains_at_end} == trains | {"KNNPer", "HypCluster"}
     assert not card(ft.FedProxPersonal(final_steps=0)).trains_at_end
     assert card(ft.FedBABU(finetune_steps=0)).trained_at_end == 0

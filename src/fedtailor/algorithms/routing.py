@@ -25,6 +25,7 @@ from fedtailor.task.parts import Block
 
 Model = Mapping[str, Tensor]
 LIKELY = 3  # rows on which declared blocks are tried
+AHEAD = 2  # routes for which rows are put in order at once: more would cut them into ever smaller groups
 
 
 @dataclass(frozen=True)
@@ -99,25 +100,32 @@ def soft(paths: Sequence[Route], g: Model, v: Model, q: Tensor, x: Tensor, train
 def hard(paths: Sequence[Route], g: Model, v: Model, to_global: Tensor, x: Tensor) -> Tensor:
     """Every row along its own path, ``to_global`` [rows, routes] saying which version each route takes of it.
 
-    Rows are grouped by version, so that a layer runs only on the rows that chose it. Under vmap groups cannot depend on data:
-    there both versions run and the chosen one is kept, which gives the same rows (to the last digits, as sums are ordered by
-    the shape of a product).
+    Rows are put in order of the next routes, so that a layer runs only on the rows that chose it, and on slices. Under vmap
+    groups cannot depend on data: there both versions run and the chosen one is kept, which gives the same rows (to the last
+    digits, as sums are ordered by the shape of a product).
     """
     if torch._C._functorch.is_batchedtensor(to_global):
         return _both(paths, g, v, to_global, x)
     order = torch.arange(len(x))  # which row stands where
-    for j, path in enumerate(paths):
-        x = path.before(x)
-        mine = to_global[order, j]
-        if bool(mine.all()):
-            x = path.layer(g, x)[0]
-        elif not bool(mine.any()):
-            x = path.layer(v, x)[0]
-        else:
-            ours, theirs = mine.nonzero()[:, 0], (~mine).nonzero()[:, 0]
-            x = torch.cat([path.layer(g, x.index_select(0, ours))[0], path.layer(v, x.index_select(0, theirs))[0]])
-            order = order[torch.cat([ours, theirs])]
+    for first in range(0, len(paths), AHEAD):
+        ahead = to_global[order, first : first + AHEAD]
+        place = (ahead * 2 ** torch.arange(ahead.shape[1]).flip(0)).sum(1).argsort(stable=True)
+        if bool((place.diff() < 0).any()):
+            x, order, ahead = x.index_select(0, place), order[place], ahead[place]
+        groups = [(x, ahead)]  # rows that have run alike so far; those that go local in the next layer stand first
+        for j, path in enumerate(paths[first : first + AHEAD]):
+            groups = [part for x, marks in groups for part in _split(path, g, v, x, marks, j)]
+        x = torch.cat([x for x, _ in groups]) if len(groups) > 1 else groups[0][0]
     return x if bool((order.diff() > 0).all()) else x.index_select(0, order.argsort())
+
+
+def _split(path: Route, g: Model, v: Model, x: Tensor, marks: Tensor, j: int) -> list[tuple[Tensor, Tensor]]:
+    """A route taken by rows of which the first are to go local, the others global."""
+    cut = len(marks) - int(marks[:, j].sum())
+    x = path.before(x)
+    parts = [(v, x[:cut], marks[:cut])] if cut else []
+    parts += [(g, x[cut:], marks[cut:])] if cut < len(x) or not cut else []
+    return [(path.layer(model, rows)[0], kept) for model, rows, kept in parts]
 
 
 def _both(paths: Sequence[Route], g: Model, v: Model, to_global: Tensor, x: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -53,19 +54,23 @@ class Block:
 
     def weights(self, model: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The parameters of the block's last module, by its own names."""
-        return {inner: model[name] for name, inner in self._below(self.path[-1]).items()}
+        return {inner: model[name] for name, inner in self._below[self.path[-1]].items()}
 
-    @property
+    @cached_property
     def bare(self) -> int:
         """How many modules without parameters the block begins with."""
-        owned = [bool(self._below(path)) for path in self.path]
+        owned = [bool(self._below[path]) for path in self.path]
         return owned.index(True) if True in owned else 0
 
-    def _below(self, path: str) -> dict[str, str]:
-        """The block's parameters below a module, and what they are called there."""
-        prefix = f"{path}." if path else ""
+    @cached_property
+    def _below(self) -> dict[str, dict[str, str]]:
+        """For each module the block's parameters below it, and what they are called there."""
         names = {name: name.removeprefix(BUFFER) for name in self.parameters}
-        return {name: inner.removeprefix(prefix) for name, inner in names.items() if inner.startswith(prefix)}
+        starts = {path: f"{path}." if path else "" for path in self.path}
+        return {
+            path: {name: inner.removeprefix(start) for name, inner in names.items() if inner.startswith(start)}
+            for path, start in starts.items()
+        }
 
     def _through(
         self, model: Mapping[str, Tensor], x: Tensor, training: bool, paths: Sequence[str]
@@ -73,7 +78,7 @@ class Block:
         assert self.modules is not None
         moved: dict[str, Tensor] = {}
         for path in paths:
-            names = self._below(path)
+            names = self._below[path]
             own = {inner: model[name] for name, inner in names.items()}
             x = functional_call(self.modules[int(training)].get_submodule(path), own, (x,))  # a rebound buffer is written back
             moved.update({name: own[inner] for name, inner in names.items() if name.startswith(BUFFER)})
