@@ -56,8 +56,7 @@ class FedCLUPDynamic(Algorithm):
             raise InvalidArgument("FedCLUPDynamic watches validation rows; give the federation val=, or use FedCLUP")
         g, val = shared["model"], data["val"]
         w = descend(task.risk, personal["model"], data, self.optimizer(rnd), prox(g, shared["lam"]))
-        losses = task.example_loss(task.apply(w, val["x"]), val["y"])
-        risk = (losses * val["mask"]).sum() / val["mask"].sum()
+        risk = task.mean_loss(task.apply(w, val["x"]), val)
         return {"gradient": tree.scale_trainable(tree.sub(g, w), shared["lam"]), "val": risk}, {"model": w}
 
     def server_update(self, task, shared, server, upload, rnd):

@@ -13,6 +13,9 @@ What it does
     The mixed model is x <- q_0^(j) w^(j)(x) + q_1^(j) v^(j)(x) over the blocks of the task, (3), with q^(j) from the j-th exit of
     the router on the row, (2); or it mixes the outputs of whole models, with ``routing="model"``. Step sizes are ``lr`` for w,
     ``local_lr`` for v, ``router_lr`` for psi (``lr`` if not given); all use ``opt``, each with a memory of its own.
+    Of an LSTM the states are mixed, at every position and in every layer (``models/recurrent.py``): there the router has one exit
+    and reads [embedding; h_g; c_g; h_v; c_v], L counts the layers, and log q_0 is averaged over the real positions. The embedding
+    and the head are w's.
     To predict, a client fine-tunes v on zeta_l (phase ``personalize``, as much as ``local``), then psi on zeta_g (phase
     ``personalize:router``, ``deploy_epochs`` or ``deploy_steps``, as much as ``train`` if not given) with w fixed.
     ``deploy="local"`` leaves psi as received, ``deploy="all"`` trains psi and w as in a round. Prediction is hard: a row gets
@@ -53,8 +56,9 @@ from fedtailor.errors import InvalidArgument
 from fedtailor.local import Turn, alternate, descend
 from fedtailor.local.schedule import Schedule, at
 from fedtailor.models import router
+from fedtailor.models.recurrent import recurrent
 from fedtailor.task.layers import batch_context
-from fedtailor.task.task import mean_over
+from fedtailor.task.losses import PAD
 
 AT_THE_END = "personalize:router"
 
@@ -144,10 +148,13 @@ class Flow(Algorithm):
         if self.variant != "pc" and self.routing == "layer":
             routing.check_blocks(task)
         if self.routed:
-            inputs = routing.need_numbers(task)
-            count = len(routing.routes(task, self.routing))
             like = next(iter(model.values()))
-            each = inputs.new_ones((1, *inputs.shape[1:])).numel()
+            states = self.states(task)
+            if states is None:
+                inputs = routing.need_numbers(task)
+                count, each = len(routing.routes(task, self.routing)), inputs.new_ones((1, *inputs.shape[1:])).numel()
+            else:
+                count, each = 1, states.inputs
             shared["router"] = router.init(each, count, self.levels, seed=task.seed, dtype=like.dtype)
         memory = {} if self.server_opt is None else self.server_opt.init_memory(_trainable(shared))
         return shared, memory
@@ -170,25 +177,31 @@ class Flow(Algorithm):
 
     def learn(self, task, params, own, data, rnd=None, only=("router", "model")):
         """The alternating steps on ``params`` = {router, model} (those in ``only``), beside the fixed ``own``."""
-        paths = routing.routes(task, self.routing)
+        paths, states = routing.routes(task, self.routing), self.states(task)
 
-        def mixed(params: Any, batch: Any, q: Tensor) -> Tensor:
-            with batch_context(batch.get("mask"), batch.get("key")):
-                logits, moved = routing.soft(paths, params["model"], own, q, batch["x"], training=True)
-            return task.risk_of(logits, batch, params["model"], moved)
-
-        def scores(params: Any, batch: Any) -> Tensor:
-            return router.scores(params["router"], batch["x"], self.router_dropout, batch["key"])
+        def mixed(params: Any, batch: Any) -> tuple[Tensor, Tensor]:
+            """(risk of the mixed model, scores)."""
+            x, key = batch["x"], batch["key"]
+            with batch_context(batch.get("mask"), key):
+                if states is not None:
+                    decide = self.decide(params["router"], key) if self.routed else self.decide(None, like=own)
+                    logits, found = states(params["model"], own, decide, x, training=True)
+                    return task.risk_of(logits, batch, params["model"], {}), found
+                found = router.scores(params["router"], x, self.router_dropout, key) if self.routed else torch.empty(0)
+                q = torch.softmax(found, -1) if self.routed else self.fixed(own, len(paths))
+                logits, moved = routing.soft(paths, params["model"], own, q, x, training=True)
+            return task.risk_of(logits, batch, params["model"], moved), found
 
         def risk(params: Any, batch: Any) -> Tensor:
-            if self.global_risk == "own":
-                return task.risk(params["model"], batch)
-            return mixed(params, batch, torch.softmax(scores(params, batch), -1) if self.routed else self.fixed(own, len(paths)))
+            return task.risk(params["model"], batch) if self.global_risk == "own" else mixed(params, batch)[0]
 
         def policy_risk(params: Any, batch: Any) -> Tensor:
-            found = scores(params, batch)
-            pull = mean_over(-torch.log_softmax(found, -1)[..., 0].mean(1), batch)
-            return mixed(params, batch, torch.softmax(found, -1)) + self.gamma * pull
+            loss, found = mixed(params, batch)
+            away = -torch.log_softmax(found, -1)[..., 0].mean(-1)  # [rows], or [rows, positions] of a recurrent model
+            if states is not None:
+                real = batch["y"] != PAD if batch["y"].dim() == 2 else torch.ones_like(away)
+                away = (away * real).sum(1) / real.sum(1)
+            return loss + self.gamma * task.mean_over(away, batch)
 
         opts = {"model": self.optimizer(rnd), "router": self.opt.using(self._router_lr(rnd), None)}
         frozen = dict.fromkeys(task.frozen, 0.0)
@@ -225,17 +238,41 @@ class Flow(Algorithm):
         g = personal.get("model", shared["model"])
         if "local" not in personal or self.variant == "pc":
             return task.apply(personal.get("local", g), x)
-        paths, v = routing.routes(task, self.routing), personal["local"]
+        paths, v, states = routing.routes(task, self.routing), personal["local"], self.states(task)
+        if states is not None:
+            return states(g, v, self._decision(shared, personal), x, hard=self.inference == "hard")[0]
         q = self.routes(task, shared, personal, x)
         if self.inference == "soft":
             return routing.soft(paths, g, v, q, x)[0]
         return routing.hard(paths, g, v, q[..., 0] >= q[..., 1], x)
 
     def routes(self, task, shared, personal, x):
-        """q [rows, routes, 2], the probabilities of the global and of the local path with which a client predicts ``x``."""
+        """q [rows, routes, 2], the probabilities of the global and of the local path with which a client predicts ``x``; of a
+        recurrent model, their means over the positions."""
+        states = self.states(task)
+        if states is not None:
+            g, hard = personal.get("model", shared["model"]), self.inference == "hard"
+            found = states(g, personal["local"], self._decision(shared, personal), x, hard=hard)[1]
+            return torch.softmax(found, -1).mean(1)
         if self.routed:
             return router.apply(personal.get("router", shared["router"]), x)
         return self.fixed(shared["model"], len(routing.routes(task, self.routing))).expand(len(x), -1, -1)
+
+    def states(self, task):
+        """The recurrent layers whose states are mixed, if there are any."""
+        return recurrent(task) if self.routing == "layer" and self.variant != "pc" else None
+
+    def _decision(self, shared, personal):
+        if self.routed:
+            return self.decide(personal.get("router", shared["router"]))
+        return self.decide(None, like=shared["model"])
+
+    def decide(self, params, key=None, like=None):
+        """The router of a recurrent model, from what it reads at a position [rows, inputs] to scores [rows, 2]; without
+        ``params``, the scores of a fixed q0."""
+        if params is None:
+            return lambda seen: self.fixed(like, 1)[0].log().expand(len(seen), 2)
+        return lambda seen: router.scores(params, seen, self.router_dropout, key)[:, 0]
 
     def fixed(self, model, count):
         """The q of a fixed q0, [1, routes, 2]."""

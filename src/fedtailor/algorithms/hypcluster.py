@@ -51,7 +51,8 @@ class HypCluster(Algorithm):
         """One-hot choice: the cluster whose model has the lowest risk on the client's batches."""
 
         def add(total, batch):
-            rows = batch["mask"].sum() if "mask" in batch else torch.tensor(float(len(batch["y"])))
+            weight = task.weigh(batch)
+            rows = torch.tensor(float(len(batch["y"]))) if weight is None else weight.sum()
             losses = torch.stack([risk_of(task, member(models, j), batch) for j in range(self.k)])
             return {"loss": total["loss"] + losses * rows.to(losses)}
 
@@ -87,5 +88,4 @@ def member(models, j):
 
 def risk_of(task, model, batch):
     """Risk in evaluation mode: no dropout, running statistics."""
-    losses = task.example_loss(task.apply(model, batch["x"]), batch["y"])
-    return losses.mean() if "mask" not in batch else (losses * batch["mask"]).sum() / batch["mask"].sum().clamp(min=1)
+    return task.mean_loss(task.apply(model, batch["x"]), batch)

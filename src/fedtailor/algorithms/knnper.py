@@ -51,6 +51,8 @@ class KNNPer(Algorithm):
 
     def personalize(self, task, shared, personal, data):
         x, y, mask = (data[name].flatten(0, 1) for name in ("x", "y", "mask"))
+        if y.dim() > 1:
+            raise InvalidArgument("KNNPer needs one label per row, not one per position; use another method")
         stored = {"keys": task.features(shared["model"], x), "values": y, "mask": mask}
         if self.weight is not None or "val" not in data:
             fixed = 0.5 if self.weight is None else self.weight

@@ -2,8 +2,8 @@
 
 A *route* is a place where the two can be told apart: a block of the task, or the whole model. What stands before a block's
 layer (activation, pooling, dropout) has no parameters and is applied once, to what the block before it made of both versions;
-where a layer itself holds dropout, the two versions share its masks. Another kind of route (a recurrent layer, whose state is
-mixed) would be another class with ``before`` and ``layer``.
+where a layer itself holds dropout, the two versions share its masks. Recurrent layers, whose states are mixed at every position,
+are not here but in ``models/recurrent.py``.
 
 **Batch norm.** In a training pass both versions normalise with the batch at hand, which is the mixture that reaches the block.
 The statistics that are handed back are those of g: the caller keeps them with g (``Task.risk_of``); those of v do not move.
@@ -134,5 +134,8 @@ def need_numbers(task: Task) -> Tensor:
         raise InvalidArgument("the router's size depends on the rows; use ft.run, or dataclasses.replace(task, inputs=x[:0])")
     if not task.inputs.is_floating_point():
         kind = str(task.inputs.dtype).removeprefix("torch.")
-        raise InvalidArgument(f"the router reads rows of numbers, and these are of type {kind}; give the features as floats")
+        raise InvalidArgument(
+            f"the router reads rows of numbers, and these are of type {kind}; give the features as floats, or tokens to an "
+            "lstm with routing='layer'"
+        )
     return task.inputs

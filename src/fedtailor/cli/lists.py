@@ -11,6 +11,7 @@ from fedtailor.cli.data import list_data
 from fedtailor.errors import FedtailorError
 
 DIGITS = (8, 8), 10  # the input and the number of classes that models are counted for
+TEXT = (80,), 80  # and for models of tokens
 lists = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What there is: algorithms, models, data.")
 
 
@@ -28,7 +29,7 @@ def list_algorithms(as_json: Json = False) -> None:
 
 @lists.command("models")
 def list_models(as_json: Json = False) -> None:
-    """The networks by name; parameters are for 8x8 images and 10 classes."""
+    """The networks by name; parameters are for 8x8 images and 10 classes, an lstm's for 80 of 80 characters."""
     from fedtailor import models
 
     rows = [describe(name) for name in models.names()]
@@ -41,7 +42,8 @@ def describe(name: str) -> dict[str, Any]:
     from fedtailor.task import Task
 
     try:
-        task = Task.from_module(models.build(name, *DIGITS))
+        made = models.build(name, *TEXT, tokens=TEXT[1]) if name == "lstm" else models.build(name, *DIGITS)
+        task = Task.from_module(made)
     except FedtailorError as error:
         return {"name": name, "parameters": None, "groups": [], "note": str(error)}
     groups = [group for group, members in task.groups.items() if members]

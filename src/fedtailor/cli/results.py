@@ -39,7 +39,9 @@ def report(
 
 def predict(
     where: Where,
-    rows: Annotated[Path, typer.Argument(metavar="ROWS", help="New rows: a .csv or .parquet file.")],
+    rows: Annotated[
+        Path, typer.Argument(metavar="ROWS", help="New rows: a .csv or .parquet file (of a text model: a column named text).")
+    ],
     client: Client = None,
     method: Method = None,
     to: Annotated[Path | None, typer.Option(help="The .csv file to write (default: stdout).")] = None,
@@ -97,6 +99,8 @@ def _one(saved: Saved, client: str | None, part: pd.DataFrame) -> pd.DataFrame:
     import numpy as np
     import torch
 
+    if saved.tokens:
+        return _next(saved, client, part)
     x = _numbers(part, saved.facts["shape"]) if saved.schema is None else saved.schema.encode(part, client)
     out = saved.predict(client, x)
     kind = saved.facts["kind"]
@@ -112,6 +116,35 @@ def _one(saved: Saved, client: str | None, part: pd.DataFrame) -> pd.DataFrame:
     if kind == "multilabel":
         return part.assign(**shares)
     return part.assign(prediction=np.asarray(classes, object)[chances.argmax(1)], **shares)
+
+
+def _next(saved: Saved, client: str | None, part: pd.DataFrame) -> pd.DataFrame:
+    """What follows each row of tokens (a column ``text``, or a column of numbers per position), and how probable it is."""
+    import numpy as np
+    import torch
+
+    longest = saved.facts["shape"][0]
+    if "text" in part.columns:
+        if saved.vocabulary is None:
+            raise ModelMismatch("the run knows its tokens by number only; give a column of numbers per position, not text")
+        texts = part["text"].astype(object).where(part["text"].notna(), "")
+        codes = [saved.vocabulary.encode(str(text)) for text in texts]
+        if any(len(code) > longest for code in codes):
+            say(f"the model reads {longest} tokens; of longer texts it is given the last {longest}")
+        if not all(len(code) for code in codes):
+            raise ModelMismatch("there is an empty text; give every row at least one token")
+        codes = [code[-longest:] for code in codes]
+    else:
+        codes = list(part.select_dtypes("number").to_numpy())
+    names = np.asarray(saved.facts["classes"] or [str(i) for i in range(saved.facts["outputs"])], object)
+    found, chance = np.empty(len(part), object), np.empty(len(part))
+    sizes = np.array([len(code) for code in codes], np.int64)
+    for size in np.unique(sizes):
+        where = np.flatnonzero(sizes == size)
+        logits = saved.predict(client, np.stack([codes[i] for i in where]))
+        best = torch.softmax((logits[:, -1] if logits.dim() == 3 else logits).double(), -1).max(-1)
+        found[where], chance[where] = names[best.indices.numpy()], best.values.numpy()
+    return part.assign(prediction=found, probability=chance)
 
 
 def _numbers(part: pd.DataFrame, shape: list[int]) -> Any:

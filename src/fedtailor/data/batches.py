@@ -175,9 +175,16 @@ class Batches(Mapping[str, Any]):
     """
 
     def __init__(
-        self, x: Tensor, y: Tensor, index: NDArray[np.int64], keys: NDArray[np.int64], more: Mapping[str, Any] | None = None
+        self,
+        x: Tensor,
+        y: Tensor,
+        index: NDArray[np.int64],
+        keys: NDArray[np.int64],
+        more: Mapping[str, Any] | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self._x, self._y, self._index, self._keys = x, y, index, keys
+        self._dtype = dtype or (x.dtype if x.is_floating_point() else torch.float32)  # of the mask
         self._more = dict(more or {})
         same = len(index) > 0 and (len(index) == 1 or index.strides[0] == 0)
         self._whole = same and np.array_equal(index[0], np.arange(len(y)))
@@ -209,7 +216,7 @@ class Batches(Mapping[str, Any]):
             self._views[name] = {
                 "x": lambda: self._x[index.clamp(min=0)],
                 "y": lambda: self._y[index.clamp(min=0)],
-                "mask": lambda: (index >= 0).to(self._x.dtype if self._x.is_floating_point() else torch.float32),
+                "mask": lambda: (index >= 0).to(self._dtype),
                 "key": lambda: torch.from_numpy(self._keys),
             }[name]()
         return self._views[name]

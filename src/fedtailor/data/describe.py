@@ -65,8 +65,8 @@ def describe(fed: Federation) -> Description:
         "notes": list(fed.notes),
     }
     if fed.kind == "classification":
-        counts = np.stack([np.bincount(y, minlength=fed.labels) for y in targets])
-        chance = by_chance(counts.sum(0) / counts.sum(), sizes)
+        counts = np.stack([np.bincount(y[y >= 0], minlength=fed.labels) for y in targets])  # -1 is padding
+        chance = by_chance(counts.sum(0) / counts.sum(), counts.sum(1))
         return {**about, "labels": counts.tolist(), "skew": variation(counts), "skew_by_chance": chance}
     if fed.kind == "multilabel":
         return {**about, "labels": np.stack([y.sum(0).astype(np.int64) for y in targets]).tolist()}

@@ -16,7 +16,10 @@ from torch import Tensor
 
 from fedtailor.data import rng
 from fedtailor.data.schema import Schema
+from fedtailor.data.tokens import count_tokens
+from fedtailor.data.vocabulary import Vocabulary
 from fedtailor.errors import InvalidArgument, InvalidData
+from fedtailor.task.losses import PAD
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,7 +30,8 @@ KINDS = ("classification", "regression", "multilabel")
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Rows of all clients, one after another: x [rows, ...], y [rows] or [rows, outputs], offsets [clients + 1].
+    """Rows of all clients, one after another: x [rows, ...], y [rows], [rows, outputs] or [rows, positions], offsets
+    [clients + 1].
 
     ``kinds`` [rows] says which rows follow the law of all clients, where rows were generated from two laws (see ``instances``).
     """
@@ -65,6 +69,7 @@ class Federation:
     nothing. ``classes`` names the labels, ``schema`` turns new rows of the table it came from into features, ``notes`` says
     in sentences what was assumed or changed on the way, and ``recipe`` holds the options that make the same federation again
     (None where it was made from arrays). ``facts`` holds one number per client, by the fact's name (see ``with_facts``).
+    ``tokens`` is the size of the vocabulary where x holds tokens (else 0), ``vocabulary`` says what they stand for.
     """
 
     train: Split
@@ -81,6 +86,9 @@ class Federation:
     notes: tuple[str, ...] = ()
     recipe: Mapping[str, Any] | None = None
     facts: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    tokens: int = 0
+    vocabulary: Vocabulary | None = None
+    precision: torch.dtype = torch.float32  # of masks and facts where x holds tokens
 
     def __len__(self) -> int:
         return len(self.names)
@@ -101,9 +109,14 @@ class Federation:
         """Clients in canonical order (by key): what is drawn or summed over clients goes by it."""
         return np.argsort(self.keys, kind="stable")
 
+    @property
+    def per_position(self) -> bool:
+        """Is there a label for every position of a row?"""
+        return self.kind == "classification" and self.train.y.dim() == 2
+
     @cached_property
     def outputs(self) -> int:
-        """How many numbers a model must give per row."""
+        """How many numbers a model must give per row (or position)."""
         if self.kind == "classification":
             return self.labels
         return 1 if self.train.y.dim() == 1 else int(np.prod(self.train.y.shape[1:]))
@@ -156,6 +169,7 @@ class Federation:
             val=None if self.val is None else split(self.val),
             public=None if self.public is None else cast(self.public),
             truth=truth,
+            precision=dtype,
         )
 
     def as_task(self, kind: str) -> Federation:
@@ -165,7 +179,7 @@ class Federation:
         if kind == self.kind:
             return self
         splits = {what: getattr(self, what) for what in ("train", "test", "val") if getattr(self, what) is not None}
-        new = {what: replace(s, y=_targets(what, s, kind, self.names)) for what, s in splits.items()}
+        new = {what: replace(s, y=_targets(what, s, kind, self.names, bool(self.tokens))) for what, s in splits.items()}
         return replace(self, train=new["train"], test=new["test"], val=new.get("val"), kind=kind, labels=_labels(kind, new))
 
     @staticmethod
@@ -180,13 +194,16 @@ class Federation:
         truth: Sequence[Any] | None = None,
         name: str = "arrays",
         classes: Sequence[str] = (),
-        tokens: bool = False,
+        tokens: bool | int = False,
     ) -> Federation:
         """From one (x, y) pair per client and split, NumPy or torch.
 
         The task is guessed from y unless given: whole numbers are classes 0..C-1, floats are regression (unless all are 0
-        or 1), a matrix of 0 and 1 is multi-label. ``classes`` names them, also
-        those of which nobody here has a row. Whole numbers in x become floats unless they are ``tokens``.
+        or 1), a matrix of 0 and 1 is multi-label. ``classes`` names them, also those of which nobody here has a row.
+
+        Whole numbers in x become floats unless they are ``tokens``: True, or how many there are (numbered from 0). Then y may
+        have a label for every position, the shape of x, with -1 where a row is padded; the loss and the accuracy of a client are
+        the means over the positions that are not.
         """
         return _from_arrays(train, test, val, public, names, task, truth, name, classes, tokens)
 
@@ -279,6 +296,35 @@ class Federation:
         return from_folder(path, label, options)
 
     @staticmethod
+    def from_texts(
+        texts: Mapping[str, str],
+        *,
+        level: str = "char",
+        length: int | None = None,
+        vocabulary: int | None = None,
+        stride: int | None = None,
+        per_position: bool = True,
+        clients: int | None = None,
+        min_samples: int | None = None,
+        test_share: float = 0.2,
+        val_share: float = 0.1,
+        name: str = "texts",
+    ) -> Federation:
+        """From one text per client: the next character (or ``level="word"``: word) is to predict, at every position of a row of
+        ``length`` (80 characters, 20 words), or with ``per_position=False`` after a row that is full.
+
+        A text stays in order: the first part is for training, the last for testing. ``vocabulary`` keeps that many of the most
+        frequent tokens of the *training* parts (default: every character; the words that occur twice); all others are one token
+        <unk>. As in TensorFlow Federated's next-word task, <unk> is a class to the loss, but positions whose true token is <unk>
+        are left out of the accuracy. ``clients`` keeps the longest texts.
+        """
+        from fedtailor.data.text import from_texts
+
+        return from_texts(
+            texts, level, length, vocabulary, stride, per_position, clients, min_samples, test_share, val_share, name
+        )
+
+    @staticmethod
     def load(name: str, **options: Any) -> Federation:
         """A data set by name; see ``fedtailor.data.sources``."""
         from fedtailor.data.sources import load
@@ -296,7 +342,7 @@ def _from_arrays(
     truth: Sequence[Any] | None,
     name: str,
     classes: Sequence[str],
-    tokens: bool,
+    tokens: bool | int,
 ) -> Federation:
     if task is not None and task not in KINDS:
         raise InvalidArgument(f"unknown task {task!r}; use one of {', '.join(KINDS)}")
@@ -313,13 +359,15 @@ def _from_arrays(
     for what, part in (("names", names), ("test", test), ("val", val), ("truth", truth)):
         if part is not None and len(part) != len(train):
             raise InvalidData(f"{what} has {len(part)} entries but train has {len(train)} clients; give one for each")
-    splits = {"train": _join("train", train, names, tokens), "test": _join("test", test, names, tokens)}
+    worded = tokens is not False
+    splits = {"train": _join("train", train, names, worded), "test": _join("test", test, names, worded)}
     if val is not None:
-        splits["val"] = _join("val", val, names, tokens)
+        splits["val"] = _join("val", val, names, worded)
     for what, split in splits.items():
         _check_alike(what, split, splits["train"])
-    kind = task or _guess([split.y for split in splits.values()])
-    splits = {what: Split(s.x, _targets(what, s, kind, names), s.offsets) for what, s in splits.items()}
+    size = count_tokens({what: (s.x, s.offsets) for what, s in splits.items()}, tokens, names) if worded else 0
+    kind = task or _guess([split.y for split in splits.values()], splits["train"].x.shape if worded else None)
+    splits = {what: Split(s.x, _targets(what, s, kind, names, worded), s.offsets) for what, s in splits.items()}
     labels = _labels(kind, splits)
     if kind == "classification" and classes:
         if labels > max(2, len(classes)):
@@ -338,6 +386,7 @@ def _from_arrays(
         truth=None if truth is None else [_truth(t, kind, labels) for t in truth],
         name=name,
         classes=tuple(classes),
+        tokens=size,
     )
 
 
@@ -457,7 +506,9 @@ def _check_alike(what: str, split: Split, train: Split) -> None:
         )
 
 
-def _guess(targets: Sequence[Tensor]) -> str:
+def _guess(targets: Sequence[Tensor], sequences: torch.Size | None) -> str:
+    if sequences is not None and targets[0].shape == sequences and not targets[0].is_floating_point():
+        return "classification"
     binary = all(bool(((y == 0) | (y == 1)).all()) for y in targets)
     if targets[0].dim() > 1:
         return "multilabel" if binary else "regression"
@@ -466,6 +517,7 @@ def _guess(targets: Sequence[Tensor]) -> str:
 
 def _warn_of_gaps(labels: int, splits: Mapping[str, Split]) -> None:
     seen = np.unique(np.concatenate([split.y.unique().numpy() for split in splits.values()]))
+    seen = seen[seen != PAD]
     if len(seen) < labels and not (labels == 2 and len(seen) == 1):
         missing = np.setdiff1d(np.arange(labels), seen)
         shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
@@ -479,7 +531,7 @@ def _labels(kind: str, splits: Mapping[str, Split]) -> int:
     return int(np.prod(splits["train"].y.shape[1:])) if kind == "multilabel" else 0
 
 
-def _targets(what: str, split: Split, kind: str, names: Sequence[str]) -> Tensor:
+def _targets(what: str, split: Split, kind: str, names: Sequence[str], tokens: bool) -> Tensor:
     y = split.y
     if kind == "regression":
         return y if y.is_floating_point() else y.to(torch.float32)
@@ -487,15 +539,21 @@ def _targets(what: str, split: Split, kind: str, names: Sequence[str]) -> Tensor
         if y.dim() < 2 or not bool(((y == 0) | (y == 1)).all()):
             raise InvalidData(f"{what} y is not a matrix of 0 and 1; multi-label targets need one column per label")
         return y.to(torch.float32)
-    if y.dim() > 1:
+    if y.dim() > 1 and not (tokens and y.shape == split.x.shape):
         raise InvalidData(f"{what} y has {y.dim()} axes; class labels need one number per row (or task='multilabel')")
     whole = y.to(torch.int64)
-    wrong = (whole != y) | (whole < 0)
+    wrong = (whole != y) | (whole < (PAD if y.dim() > 1 else 0))
     if bool(wrong.any()):
-        row = int(wrong.nonzero()[0, 0])
-        client = names[int(np.searchsorted(split.offsets, row, "right")) - 1]
+        place = tuple(wrong.nonzero()[0].tolist())
         raise InvalidData(
-            f"{what} y of client {client} holds the label {y[row].item()}; classes are whole numbers from 0 "
-            "(use sklearn.preprocessing.LabelEncoder, or task='regression')"
+            f"{what} y of client {_owner(split, place[0], names)} holds the label {y[place].item()}; classes are whole numbers "
+            "from 0 (use sklearn.preprocessing.LabelEncoder, or task='regression')"
         )
+    if y.dim() > 1 and bool((empty := (whole == PAD).all(1)).any()):
+        client = _owner(split, int(empty.nonzero()[0, 0]), names)
+        raise InvalidData(f"{what} of client {client} has an empty sequence (every label is -1, padding); leave that row out")
     return whole
+
+
+def _owner(split: Split, row: int, names: Sequence[str]) -> str:
+    return names[int(np.searchsorted(split.offsets, row, "right")) - 1]

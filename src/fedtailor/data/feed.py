@@ -24,6 +24,12 @@ class Feed:
         self.federation, self.phases, self.batch_size, self.seed = federation, phases, batch_size, seed
         self._space: dict[tuple[str, torch.Size], Tensor] = {}
 
+    @property
+    def _dtype(self) -> torch.dtype:
+        """Of masks, counts and facts: the features', or the run's where they are tokens."""
+        x = self.federation.train.x
+        return x.dtype if x.is_floating_point() else self.federation.precision
+
     def keys(self, clients: NDArray[np.int64], round: int, phase: str) -> NDArray[np.uint64]:
         return rng.mix(self.seed, rng.purpose(phase), np.int64(round), self.federation.keys[clients])
 
@@ -47,11 +53,6 @@ class Feed:
     def _rows(self, clients: NDArray[np.int64], phase: str) -> Tensor:
         """How many rows the phase has, as precise as the features."""
         return torch.as_tensor(self.phases[phase].rows(self.federation.train.sizes[clients]), dtype=self._dtype)
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        x = self.federation.train.x
-        return x.dtype if x.is_floating_point() else torch.float32
 
     def notes(self) -> list[str]:
         """What a reader should know about how the clients' rows are used."""
@@ -82,7 +83,7 @@ class Feed:
         more: dict[str, Any] = {name: self._batches(x, y, client, round, name) for name in self._extras(phase)}
         if self.federation.val is not None:
             vx, vy = self.federation.val.client(client)
-            more["val"] = {"x": vx, "y": vy, "mask": vx.new_ones(len(vy))}
+            more["val"] = {"x": vx, "y": vy, "mask": torch.ones(len(vy), dtype=self._dtype)}
         if self.federation.facts:
             more["facts"] = self._facts(np.array([client]))
         return self._batches(x, y, client, round, phase, more)
@@ -90,7 +91,7 @@ class Feed:
     def _batches(self, x: Tensor, y: Tensor, client: int, round: int, phase: str, more: Any = None) -> Batches:
         index, keys = self._index(np.array([client]), round, phase)
         more = {"rows": self._rows(np.array([client]), phase), **(more or {})}
-        return Batches(x, y, index[0], step_keys(keys, index.shape[1])[0], more)
+        return Batches(x, y, index[0], step_keys(keys, index.shape[1])[0], more, self._dtype)
 
     def many(self, clients: NDArray[np.int64], round: int, phase: str = "train") -> dict[str, Any]:
         """Leaves [steps, clients, batch, ...]: the client axis is second, so that a step is one contiguous block.
@@ -103,7 +104,11 @@ class Feed:
             data[name] = self._padded(clients, round, name)
         if self.federation.val is not None:
             x, y, mask = self.whole(self.federation.val, clients)
-            data["val"] = {"x": x.movedim(0, 1), "y": y.movedim(0, 1), "mask": mask.to(x).movedim(0, 1)}  # clients second
+            data["val"] = {
+                "x": x.movedim(0, 1),
+                "y": y.movedim(0, 1),
+                "mask": mask.to(self._dtype).movedim(0, 1),
+            }  # clients second
         if self.federation.facts:
             data["facts"] = {name: values.unsqueeze(0) for name, values in self._facts(clients).items()}  # clients second
         return data
@@ -121,7 +126,7 @@ class Feed:
         real = index >= 0
         # a padded place repeats the client's own first row: nothing of another client is ever in reach
         rows = np.where(real, index, 0) + train.offsets[clients][:, None]
-        mask = torch.from_numpy(real).to(train.x)
+        mask = torch.from_numpy(real).to(self._dtype)
         parts = {"x": self._gather(f"x/{phase}", train.x, rows), "y": self._gather(f"y/{phase}", train.y, rows), "mask": mask}
         wide = {name: part.expand(steps, *part.shape[1:]) for name, part in parts.items()}
         wide["rows"] = self._rows(clients, phase).unsqueeze(0)  # clients second

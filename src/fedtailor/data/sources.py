@@ -164,11 +164,12 @@ def _name(function: Callable[..., Any]) -> str:
 
 SOURCES: dict[str, Source] = _registry()
 # written before a path, as in leaf:PATH
-FORMATS: dict[str, Source] = {"leaf": leaf, "npy": source(npy, dealt)}
+FORMATS: dict[str, Source] = {"leaf": leaf, "npy": source(npy, dealt), "text": text.folder}
 
 
 def load(name: str, **options: Any) -> Federation:
-    """A federation: a set by name, a table (.csv, .tsv, .parquet), a directory, ``leaf:PATH`` or ``npy:PATH``."""
+    """A federation: a set by name, a table (.csv, .tsv, .parquet), a directory, ``leaf:PATH``, ``npy:PATH`` or
+    ``text:PATH``."""
     path = Path(name).expanduser()
     form, _, where = name.partition(":")
     if name in SOURCES:
@@ -178,7 +179,8 @@ def load(name: str, **options: Any) -> Federation:
     if name.lower().endswith(TABLES):
         return _table(path, options)
     if path.is_dir():
-        return _found("leaf", path, options) if files.is_leaf(path) else _folder(path, options)
+        form = "leaf" if files.is_leaf(path) else "text" if text.is_folder(path) else ""
+        return _found(form, path, options) if form else _folder(path, options)
     if path.is_file():
         raise InvalidArgument(f"cannot tell what {name} is; give a table ({', '.join(TABLES)}) or a directory")
     if len(path.parts) > 1:

@@ -55,7 +55,7 @@ def on_union(engine: Engine, shared: Any, store: Store, seed: int) -> dict[str, 
     draw = rng.generator(seed, "union")
     if count > UNION_CLIENTS:
         ids = np.sort(plan.federation.order[draw.choice(count, UNION_CLIENTS, replace=False)])
-    most = max(1, UNION_PREDICTIONS // len(ids))
+    most = max(1, UNION_PREDICTIONS // (len(ids) * (y.shape[1] if (y := test.y).dim() > 1 else 1)))
     if len(rows) > most:
         rows = np.sort(draw.choice(len(rows), most, replace=False))
     x, y = test.x[rows], test.y[rows]
@@ -69,12 +69,12 @@ def routing(engine: Engine, shared: Any, store: Store, seed: int) -> dict[str, A
     """Where a method routes rows: the probability of the shared path by route and by which of the two models gets a test row
     right, over rows of all clients (``metrics.routes``), and what a prediction costs. Nothing where it does not route."""
     plan = engine.plan
-    task, algorithm, count = plan.task, plan.algorithm, len(plan.federation)
+    task, algorithm = plan.task, plan.algorithm
     if not algorithm.routed:
         return {}
-    ids = np.arange(count)
-    if count > ROUTED_CLIENTS:
-        ids = np.sort(plan.federation.order[rng.generator(seed, "routes").choice(count, ROUTED_CLIENTS, replace=False)])
+    ids = np.arange(len(plan.federation))
+    if len(ids) > ROUTED_CLIENTS:
+        ids = np.sort(plan.federation.order[rng.generator(seed, "routes").choice(len(ids), ROUTED_CLIENTS, replace=False)])
     test, newborn = plan.federation.test, engine.newborn(shared)
     q: list[Tensor] = []
     mine: list[Tensor] = []
@@ -95,7 +95,8 @@ def routing(engine: Engine, shared: Any, store: Store, seed: int) -> dict[str, A
     blocks = [block.name for block in task.blocks]
     sizes = {"model_parameters": tree.size(task.init()), "router_parameters": tree.size(shared.get("router", {}))}
     work = {"multiply_adds_personal": own, "multiply_adds_shared": common}
-    names = blocks if len(blocks) == len(found["mean"]) else ["whole model"]
+    count = len(found["mean"])
+    names = blocks if len(blocks) == count else ["whole model"] if count == 1 else [f"layer {j}" for j in range(1, count + 1)]
     return {"routing": {"clients": len(ids), "routes": names, **found, **sizes, **work}}
 
 

@@ -32,7 +32,8 @@ def build_task(model: str | nn.Module | Task, federation: Federation, seed: int,
     else:
         if isinstance(model, str):
             shape = tuple(federation.train.x.shape[1:])
-            module = models.build(model, shape, federation.outputs, seed=seed, bias=bias)
+            words, sequences = federation.tokens, federation.per_position
+            module = models.build(model, shape, federation.outputs, seed=seed, bias=bias, tokens=words, per_position=sequences)
         elif isinstance(model, nn.Module):
             module = copy.deepcopy(model)
         else:
@@ -44,6 +45,8 @@ def build_task(model: str | nn.Module | Task, federation: Federation, seed: int,
         )
     if made.public is None and federation.public is not None:
         made = replace(made, public=federation.public)
+    if federation.vocabulary is not None and federation.vocabulary.unknown is not None:
+        made = replace(made, unscored=federation.vocabulary.unknown)
     made = replace(made, inputs=federation.train.x[:0].clone(), seed=seed)
     made.check_fit(federation.train.x, federation.train.y, federation.labels)
     return made

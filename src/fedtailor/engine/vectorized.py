@@ -79,13 +79,13 @@ class VectorizedEngine(Engine):
 
         if not tree.leaves(personal):
             if clients is not None:
-                return one({}, x).unsqueeze(0).expand(clients, *[-1] * 2)
+                return (logits := one({}, x)).unsqueeze(0).expand(clients, *logits.shape)
             return vmap(lambda rows: one({}, rows), randomness="different")(x)
         return vmap(one, in_dims=(0, 0 if clients is None else None), randomness="different")(personal, x)
 
     @torch.no_grad()
     def predictions(self, shared: Any, ids: Ids, store: Store, split: Split) -> Iterator[Predictions]:
-        for chunk in self._chunks(ids, shared, split.sizes[ids] * _row_bytes(split.x) + self._load(ids)):
+        for chunk in self._chunks(ids, shared, split.sizes[ids] * self._answer_bytes(split.x) + self._load(ids)):
             own = self._ready(shared, chunk, store)
             x, y, mask = self.plan.feed.whole(split, chunk)
             mine = self._predict(shared, own, x)
@@ -97,7 +97,7 @@ class VectorizedEngine(Engine):
 
     @torch.no_grad()
     def on_common(self, shared: Any, ids: Ids, store: Store, x: Tensor) -> Iterator[tuple[Ids, Tensor]]:
-        load = np.full(len(ids), x.numel() * x.element_size()) + self._load(ids)
+        load = np.full(len(ids), len(x) * self._answer_bytes(x)) + self._load(ids)
         for chunk in self._chunks(ids, shared, load):
             yield chunk, self._predict(shared, self._ready(shared, chunk, store), x, len(chunk))
 
@@ -109,7 +109,13 @@ class VectorizedEngine(Engine):
         feed = self.plan.feed
         width = np.minimum(feed.federation.train.sizes[ids], feed.batch_size or np.iinfo(np.int64).max)
         steps = np.ones_like(width) if feed.batch_size is None else feed.steps(ids, "train")
-        return width * steps * _row_bytes(feed.federation.train.x)
+        x = feed.federation.train.x
+        return width * (steps * _row_bytes(x) + self.plan.task.row_bytes * int(np.prod(x.shape[1:])))
+
+    def _answer_bytes(self, x: Tensor) -> int:
+        """Of a row and of two models' logits on it."""
+        fed = self.plan.federation
+        return _row_bytes(x) + 8 * fed.outputs * (x.shape[1] if fed.per_position else 1)
 
     def _chunks(self, ids: Ids, shared: Any, load: NDArray[np.int64]) -> Iterator[Ids]:
         """Ids by falling load, cut where the load falls by more than ``WASTE`` or memory is full."""

@@ -186,7 +186,7 @@ def _pad(data: dict[str, Any], steps: int, rows: int) -> dict[str, Any]:
             continue
         value = data[name]
         shape = (value.shape[0] + steps, *([value.shape[1] + rows] if name != "key" else []), *value.shape[2:])
-        fill = {"x": 1e3, "y": 0, "mask": 0, "key": 0}[name]
+        fill = {"x": 1e3 if value.is_floating_point() else 0, "y": 0, "mask": 0, "key": 0}[name]  # a token must be one
         wide = torch.full(shape, fill, dtype=value.dtype)
         wide[tuple(slice(0, n) for n in value.shape)] = value
         out[name] = wide

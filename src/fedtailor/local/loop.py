@@ -143,11 +143,13 @@ def count_steps(data: Any) -> Any:
 def gradient(risk: Risk, params: Any, data: Any, by_rows: bool = False) -> Any:
     """Mean over the batches of the risk's gradient at ``params`` (buffers: zero).
 
-    ``by_rows`` weighs batches by their rows: over an epoch, the gradient on all rows.
+    ``by_rows`` weighs batches by their rows (or real positions): over an epoch, the gradient on all rows.
     """
+    task = _own_risk(risk)
 
     def step(carry: Any, batch: Mapping[str, Any]) -> Any:
-        rows = batch["mask"].sum() if "mask" in batch else torch.tensor(float(len(batch["y"])))
+        counted = batch.get("mask") if task is None else task.weigh(batch)
+        rows = torch.tensor(float(len(batch["y"]))) if counted is None else counted.sum()
         weight = rows.double() if by_rows else torch.ones((), dtype=torch.float64)
         found = tree.map(lambda leaf: leaf * weight.to(leaf), gradient_on(risk, params, batch))
         return {"sum": tree.add(carry["sum"], found), "weight": carry["weight"] + weight}

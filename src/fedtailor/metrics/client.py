@@ -11,6 +11,7 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from fedtailor.task import Task
+from fedtailor.task.losses import PAD, targets
 
 Numbers = NDArray[np.float64]
 
@@ -21,7 +22,7 @@ def score_name(kind: str) -> str:
 
 
 def hits(kind: str, logits: Tensor, y: Tensor) -> Tensor:
-    """Per row: 1 where the class is right (share of right labels, multi-label); the squared error in regression."""
+    """Per row (or position): 1 where the class is right (share of right labels, multi-label); the squared error in regression."""
     if kind == "classification":
         return (logits.argmax(-1) == y).double()
     if kind == "multilabel":
@@ -30,15 +31,30 @@ def hits(kind: str, logits: Tensor, y: Tensor) -> Tensor:
     return apart.reshape(*logits.shape[:-1], -1).mean(-1)
 
 
+def scored(task: Task, y: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Which targets y [clients, rows] or [clients, rows, positions] count in the accuracy: the real ones, of classes that are
+    scored."""
+    sequences = task.kind == "classification" and y.dim() == 3
+    real = torch.ones(y.shape[:2], dtype=torch.bool) if mask is None else mask > 0
+    if sequences:
+        real = real.unsqueeze(-1) & (y != PAD)
+    return real if task.unscored is None or task.kind != "classification" else real & (y != task.unscored)
+
+
 def measure(task: Task, own: Tensor, shared: Tensor | None, y: Tensor, mask: Tensor) -> dict[str, Numbers]:
-    """Measures of a chunk of clients: logits [clients, rows, outputs]; each result has one number per client."""
-    rows = mask.sum(1).double()
+    """Measures of a chunk of clients: logits [clients, rows, outputs] or [clients, rows, positions, outputs]; each result has one
+    number per client. ``rows`` counts what the accuracy is the mean over: rows or positions.
+    """
+    real = scored(task, y, mask)
+    rows = real.flatten(1).sum(1).double()
+    weight = targets(task.kind, y.flatten(0, 1)).view(mask.shape) * mask
 
     def mean(values: Tensor) -> Numbers:
-        return ((values.double() * mask).sum(1) / rows).numpy()
+        return ((values.double() * real).flatten(1).sum(1) / rows).numpy()
 
     def loss(logits: Tensor) -> Numbers:
-        return mean(task.example_loss(logits.flatten(0, 1), y.flatten(0, 1)).view(mask.shape))
+        losses = task.example_loss(logits.flatten(0, 1), y.flatten(0, 1)).view(mask.shape).double()
+        return ((losses * weight).sum(1) / weight.sum(1)).numpy()
 
     name = score_name(task.kind)
     mine = hits(task.kind, own, y)
@@ -50,9 +66,12 @@ def measure(task: Task, own: Tensor, shared: Tensor | None, y: Tensor, mask: Ten
             a, b = mine > 0, theirs > 0
             out |= {"both_correct": mean(a & b), "global_only": mean(b & ~a), "personal_only": mean(a & ~b)}
     if task.kind == "multilabel" or (task.kind == "classification" and own.shape[-1] == 2):
-        out["auc_personal"] = _aucs(task.kind, own, y, mask)
+        if real.dim() == 3:
+            own, y, real = own.flatten(1, 2), y.flatten(1), real.flatten(1)
+            shared = None if shared is None else shared.flatten(1, 2)
+        out["auc_personal"] = _aucs(task.kind, own, y, real)
         if shared is not None:
-            out["auc_global"] = _aucs(task.kind, shared, y, mask)
+            out["auc_global"] = _aucs(task.kind, shared, y, real)
     return out
 
 
@@ -76,6 +95,7 @@ def auc(scores: NDArray[Any], positive: NDArray[Any], mask: NDArray[Any]) -> Num
 
 
 def accuracy_on(task: Task, logits: Tensor, y: Tensor) -> Numbers:
-    """Every client's main measure on common rows: logits [clients, rows, outputs], y [rows, ...]."""
+    """Every client's main measure on common rows: logits [clients, rows, outputs], y [rows, ...]; NaN where no row counts."""
     wide = y.unsqueeze(0).expand(logits.shape[0], *y.shape)
-    return torch.mean(hits(task.kind, logits, wide), 1).numpy()
+    real = scored(task, wide)
+    return ((hits(task.kind, logits, wide) * real).flatten(1).sum(1) / real.flatten(1).sum(1)).numpy()

@@ -2,8 +2,9 @@
 
 Level j of the base is h_j = relu(W_j h_(j-1) + b_j), h_0 the flattened input; exit j is a linear map of h_j to two scores, and
 q^(j) = softmax(scores): q_0 is the probability of the global path, q_1 that of the local one. Where there are more routes than
-levels, the last exits read the last level; with one level less than routes this is the network of the authors' EMNIST and CIFAR
-experiments, whose last base layer is its own exit.
+levels, the last exits read the last level; a router with one exit (that of a recurrent model) may have any number of levels. With
+one level less than routes this is the network of the authors' EMNIST and CIFAR experiments, whose last base layer is its own
+exit.
 
 The parameters are a flat dict, so that they can travel as part of a shared tree.
 """
@@ -32,14 +33,14 @@ def default_widths(inputs: int, routes: int) -> tuple[int, ...]:
 
 def shapes(inputs: int, routes: int, widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the parameters."""
-    if len(widths) > routes:
+    if len(widths) > routes > 1:
         raise InvalidArgument(f"a router for {routes} routes has at most {routes} levels, not {len(widths)}; give fewer widths")
     levels = [inputs, *widths]
     out: dict[str, tuple[int, ...]] = {}
     for j, (before, width) in enumerate(zip(levels, widths, strict=False), 1):
         out |= {f"base.{j}.weight": (width, before), f"base.{j}.bias": (width,)}
     for j in range(1, routes + 1):
-        out |= {f"exit.{j}.weight": (2, levels[min(j, len(widths))]), f"exit.{j}.bias": (2,)}
+        out |= {f"exit.{j}.weight": (2, levels[-1 if j == routes else min(j, len(widths))]), f"exit.{j}.bias": (2,)}
     return out
 
 
@@ -67,12 +68,15 @@ def scores(params: Mapping[str, Tensor], x: Tensor, dropout: float = 0.0, key: T
     h = x.flatten(1).to(params["exit.1.weight"].dtype)
     routes = sum(name.startswith("exit.") and name.endswith(".weight") for name in params)
     found = []
-    for j in range(1, routes + 1):
+    levels = sum(name.startswith("base.") and name.endswith(".weight") for name in params)
+    for j in range(1, max(routes, levels) + 1):
         if f"base.{j}.weight" in params:
             h = torch.relu(F.linear(h, params[f"base.{j}.weight"], params[f"base.{j}.bias"]))
             if dropout and key is not None:
                 h = h * (uniform(key, STREAM + j, h.shape) >= dropout).to(h) / (1 - dropout)
-        found.append(F.linear(h, params[f"exit.{j}.weight"], params[f"exit.{j}.bias"]))
+        if j < routes or j == max(routes, levels):
+            k = min(j, routes)
+            found.append(F.linear(h, params[f"exit.{k}.weight"], params[f"exit.{k}.bias"]))
     return torch.stack(found, 1)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedtailor import tree
 from fedtailor.algorithms.base import Algorithm
 from fedtailor.data.federation import Federation
+from fedtailor.data.tokens import as_tokens
 from fedtailor.errors import ModelMismatch
 from fedtailor.runs.record import Record, per_client
 from fedtailor.runs.store import Store
@@ -143,8 +144,11 @@ class Run:
 
     def _answer(self, personal: Any, x: ArrayLike | Tensor, raw: bool = False) -> Tensor:
         like = self.federation.train.x
-        rows = (x if isinstance(x, Tensor) else torch.tensor(np.asarray(x))).to(like)
-        if rows.shape[1:] != like.shape[1:]:
+        if self.federation.tokens:
+            rows = as_tokens(x, self.federation.tokens, like.shape[1])
+        else:
+            rows = (x if isinstance(x, Tensor) else torch.tensor(np.asarray(x))).to(like)
+        if not self.federation.tokens and rows.shape[1:] != like.shape[1:]:
             want, have = tuple(like.shape[1:]), tuple(rows.shape[1:])
             shape = ", ".join(["rows", *map(str, want)])
             raise ModelMismatch(f"rows have shape {have} but the model was trained on {want}; give x of shape ({shape})")

@@ -15,6 +15,8 @@ from fedtailor import tree
 from fedtailor.algorithms.base import Algorithm
 from fedtailor.algorithms.settings import make, settings, slug
 from fedtailor.data.schema import Schema
+from fedtailor.data.tokens import as_tokens
+from fedtailor.data.vocabulary import Vocabulary
 from fedtailor.errors import BadRun, InvalidArgument, ModelMismatch
 from fedtailor.runs import files
 from fedtailor.runs.checkpoint import digest
@@ -39,6 +41,17 @@ class Saved:
     schema: Schema | None
 
     @property
+    def tokens(self) -> int:
+        """The size of the vocabulary, where the model reads tokens."""
+        return int(self.facts.get("tokens", 0))
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """What the tokens stand for, where it is known."""
+        kept = self.facts.get("vocabulary")
+        return None if kept is None else Vocabulary.from_json(kept)
+
+    @property
     def clients(self) -> list[str]:
         return list(self.facts["clients"])
 
@@ -54,11 +67,14 @@ class Saved:
         return self.personal[client]
 
     def predict(self, client: str | None, x: Any) -> Tensor:
-        """Logits (regression: the numbers) for rows of features."""
-        rows = torch.tensor(np.asarray(x)).to(getattr(torch, self.facts["dtype"]))
+        """Logits (regression: the numbers) for rows of features, or of tokens."""
         shape = tuple(self.facts["shape"])
-        if tuple(rows.shape[1:]) != shape:
-            raise ModelMismatch(f"rows have shape {tuple(rows.shape[1:])} but the model was trained on {shape}")
+        if self.tokens:
+            rows = as_tokens(x, self.tokens, shape[0])
+        else:
+            rows = torch.tensor(np.asarray(x)).to(getattr(torch, self.facts["dtype"]))
+            if tuple(rows.shape[1:]) != shape:
+                raise ModelMismatch(f"rows have shape {tuple(rows.shape[1:])} but the model was trained on {shape}")
         with torch.no_grad():
             return self.algorithm.predict(self.task, self.shared, self.of(client), rows)
 
@@ -71,7 +87,8 @@ class Saved:
         if whole:
             rows = torch.randint(2, (4, *self.facts["shape"]), generator=torch.Generator().manual_seed(0))
             with torch.no_grad():
-                whole = torch.allclose(self.task.apply(found, rows.to(next(iter(found.values())))), self.predict(client, rows))
+                like = rows if self.tokens else rows.to(next(iter(found.values())))
+                whole = torch.allclose(self.task.apply(found, like), self.predict(client, rows))
         if not whole:
             raise ModelMismatch(f"{self.facts['algorithm']} does not predict with a single model; use predict")
         return {name.removeprefix(tree.BUFFER): value.contiguous() for name, value in found.items()}
@@ -101,6 +118,9 @@ def save(run: Run, model: Any, bias: bool, seed: int, dtype: str, folder: Path) 
         "kind": run.federation.kind,
         "labels": run.federation.labels,
         "classes": list(run.federation.classes),
+        "tokens": run.federation.tokens,
+        "per_position": run.federation.per_position,
+        "vocabulary": None if run.federation.vocabulary is None else run.federation.vocabulary.to_json(),
         "flat": run.federation.train.y.dim() == 1,
         "clients": list(names),
         "schema": None if schema is None else schema.to_json(),
@@ -123,7 +143,9 @@ def _read(folder: Path) -> Saved:
     if facts["model"] is None:
         raise BadRun(f"the run in {folder} trained a module of your own; load it in Python, with ft.run(..., resume=True)")
     trees = {name: _tree(folder / MODELS / name, sha256) for name, sha256 in facts["sha256"].items()}
-    network = networks.build(facts["model"], tuple(facts["shape"]), facts["outputs"], seed=facts["seed"], bias=facts["bias"])
+    words = {"tokens": facts.get("tokens", 0), "per_position": facts.get("per_position", False)}
+    options = {"seed": facts["seed"], "bias": facts["bias"], **words}
+    network = networks.build(facts["model"], tuple(facts["shape"]), facts["outputs"], **options)
     task = Task.from_module(network.to(getattr(torch, facts["dtype"])), BY_KIND[facts["kind"]].name, classes=facts["labels"])
     everyone = trees["personal.safetensors"]
     personal = {name: everyone[str(i)] for i, name in enumerate(facts["clients"]) if str(i) in everyone}

@@ -19,8 +19,21 @@ class Loss(NamedTuple):
     residual: Callable[[Tensor, Tensor], Tensor]
 
 
+PAD = -1  # the label of a position that is not there
+
+
 def _cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(logits, y, reduction="none")
+    """With a label per position, [rows, positions], the mean over a row's real positions."""
+    if y.dim() == 1:
+        return F.cross_entropy(logits, y, reduction="none")
+    each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none", ignore_index=PAD).view(y.shape)
+    return each.sum(1) / targets("classification", y).clamp(min=1)
+
+
+def targets(kind: str, y: Tensor) -> Tensor:
+    """How many labels each row of y has: 1, or where there is one per position, the number that are not padding."""
+    sequences = kind == "classification" and y.dim() == 2
+    return (y != PAD).sum(1) if sequences else torch.ones(len(y), dtype=torch.int64, device=y.device)
 
 
 def _cross_entropy_residual(logits: Tensor, y: Tensor) -> Tensor:

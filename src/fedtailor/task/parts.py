@@ -42,6 +42,19 @@ class Block:
         """The rest of the block, and its buffers as they are after the pass."""
         return self._through(model, x, training, self.path[self.bare :])
 
+    def lead(self, model: Mapping[str, Tensor], x: Tensor, training: bool = False) -> Tensor:
+        """Everything before the block's last module."""
+        return self._through(model, x, training, self.path[:-1])[0]
+
+    @property
+    def last(self) -> nn.Module:
+        assert self.modules is not None
+        return self.modules[0].get_submodule(self.path[-1])
+
+    def weights(self, model: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The parameters of the block's last module, by its own names."""
+        return {inner: model[name] for name, inner in self._below(self.path[-1]).items()}
+
     @property
     def bare(self) -> int:
         """How many modules without parameters the block begins with."""
@@ -99,10 +112,18 @@ def _path(root: nn.Module, part: str | nn.Module) -> str:
     raise InvalidArgument(f"no module {part!r} in the model; its modules are {known}{', ...' if len(paths) > 9 else ''}")
 
 
-def split_blocks(root: nn.Module, declared: Sequence[str | nn.Module] | None) -> list[Block]:
-    """One block per declared module or, for an ``nn.Sequential``, per child with weights (norms join the layer before)."""
+Part = str | nn.Module  # by name, or itself
+
+
+def split_blocks(root: nn.Module, declared: Sequence[Part | Sequence[Part]] | None) -> list[Block]:
+    """One block per declared module (or tuple of modules, one after another) or, for an ``nn.Sequential``, per child with weights
+    (norms join the layer before)."""
+    if declared is not None and any(isinstance(part, (tuple, list)) for part in declared):
+        return [
+            _joined(root, [_path(root, p) for p in (part if isinstance(part, (tuple, list)) else (part,))]) for part in declared
+        ]
     if declared is not None:
-        paths = [_path(root, part) for part in declared]
+        paths = [_path(root, part) for part in declared]  # type: ignore[arg-type]
     elif isinstance(root, nn.Sequential):
         paths = list(root._modules)
     elif isinstance(root, nn.Linear):
@@ -126,3 +147,12 @@ def split_blocks(root: nn.Module, declared: Sequence[str | nn.Module] | None) ->
         last = blocks.pop()
         blocks.append(Block(last.name, last.parameters, (*last.path, *waiting)))
     return blocks
+
+
+def _joined(root: nn.Module, paths: Sequence[str]) -> Block:
+    """The modules of one block, called after the last that has weights."""
+    names = [(path, _names_below(root, path)) for path in paths]
+    owner = [path for path, own in names if own]
+    if not owner:
+        raise InvalidArgument(f"the block {', '.join(paths)} has no weights; join it with the layer after it")
+    return Block(owner[-1], tuple(name for _, own in names for name in own), tuple(paths))

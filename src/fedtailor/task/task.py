@@ -14,8 +14,8 @@ from torch.func import functional_call
 
 from fedtailor.errors import InvalidArgument, ModelMismatch
 from fedtailor.task.layers import batch_context, swap
-from fedtailor.task.losses import LOSSES, Loss
-from fedtailor.task.parts import Block, default_groups, named_groups, split_blocks
+from fedtailor.task.losses import LOSSES, Loss, targets
+from fedtailor.task.parts import Block, Part, default_groups, named_groups, split_blocks
 from fedtailor.tree import BUFFER
 
 Model = dict[str, Tensor]
@@ -44,6 +44,8 @@ class Task:
     gradient: Callable[[Model, Batch], Model] | None = None
     frozen: frozenset[str] = frozenset()  # parameters that no descent moves (requires_grad=False in the module)
     channels_last: bool = False  # convolutions run faster on a CPU with their weights in this layout
+    unscored: int | None = None  # the class (of unknown words) whose targets count in the loss but not in the accuracy
+    row_bytes: int = 0  # about what a position of a row takes in a training step beyond the row itself (0: not told)
     inputs: Tensor | None = None  # no rows, but the shape and type that rows have; known once the task meets data
     seed: int = 0  # for what a method starts at random beside the model
 
@@ -53,7 +55,7 @@ class Task:
         return tuple(self.init())
 
     def risk(self, model: Model, batch: Batch) -> Tensor:
-        """Mean loss over the real rows of a batch (the risk to descend on).
+        """Mean loss over the real rows of a batch (the risk to descend on); with a label per position, over their real positions.
 
         A buffer's gradient is (old - new): the term added for it is zero, and an optimiser moves buffers with step one.
         That way batch-norm statistics follow whatever a method does with its models, with no second channel.
@@ -67,11 +69,28 @@ class Task:
 
     def risk_of(self, logits: Tensor, batch: Batch, model: Model, moved: Model) -> Tensor:
         """The risk of logits, and of the buffers as they were moved on the way to them."""
-        loss = mean_over(self.example_loss(logits, batch["y"]), batch)
+        loss = self.mean_loss(logits, batch)
         for name, new in moved.items():
             old = model[name]
             loss = loss + ((old - old.detach()) * (old.detach() - new.detach())).sum()
         return loss
+
+    def mean_loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """The loss over a batch: the mean over its real rows, or over their real positions."""
+        return self.mean_over(self.example_loss(logits, batch["y"]), batch)
+
+    def mean_over(self, values: Tensor, batch: Batch) -> Tensor:
+        """Mean over a batch of one number per row, each row counted as ``weigh`` says."""
+        weight = self.weigh(batch)
+        return values.mean() if weight is None else (values * weight).sum() / weight.sum().clamp(min=1)
+
+    def weigh(self, batch: Batch) -> Tensor | None:
+        """What each row counts in a mean over the batch: one, or its real positions; a padded row nothing. None: all alike."""
+        mask = batch.get("mask")
+        if self.kind != "classification" or batch["y"].dim() == 1:
+            return mask
+        count = targets(self.kind, batch["y"])
+        return count if mask is None else count * mask
 
     @staticmethod
     def from_module(
@@ -79,7 +98,7 @@ class Task:
         loss: str = "cross_entropy",
         *,
         groups: Mapping[str, Sequence[str | nn.Module]] | None = None,
-        blocks: Sequence[str | nn.Module] | None = None,
+        blocks: Sequence[Part | Sequence[Part]] | None = None,
         public: Tensor | None = None,
         classes: int = 0,
     ) -> Task:
@@ -87,21 +106,27 @@ class Task:
 
         ``loss`` is ``cross_entropy``, ``mse`` (half the squared error) or ``bce`` (several 0/1 labels). ``groups`` adds
         to or replaces the groups found by module (head, body, norm); ``blocks`` names the layers in order where the
-        module is not an ``nn.Sequential``. A module with the attribute ``channels_last = True`` says that it never calls
-        ``view`` on a feature map; its convolutions then train faster in the loop engine.
+        module is not an ``nn.Sequential`` (a tuple of names is one block). A module may declare both as attributes. With
+        ``cross_entropy`` y has a label per row, or one per position [rows, positions] with -1 where a row is padded.
+
+        A module with the attribute ``channels_last = True`` says that it never calls ``view`` on a feature map; its
+        convolutions then train faster in the loop engine.
         """
         if loss not in LOSSES:
             raise InvalidArgument(f"unknown loss {loss!r}; use one of {', '.join(LOSSES)}")
         if not isinstance(module, nn.Module):
             raise InvalidArgument(f"a model must be a torch.nn.Module, not {type(module).__name__}")
         declared = {**getattr(module, "groups", {}), **(groups or {})}
-        return _from_module(module, LOSSES[loss], declared, blocks, public, classes)
+        chain = getattr(module, "blocks", None) if blocks is None else blocks
+        return _from_module(module, LOSSES[loss], declared, chain, public, classes)
 
     def check_fit(self, x: Tensor, y: Tensor, labels: int) -> None:
         """Raise ``ModelMismatch`` unless the model takes these rows and its output fits these labels."""
         try:
             with torch.no_grad():
                 logits = self.apply(self.init(), x[:2])
+        except ModelMismatch:
+            raise
         except (RuntimeError, ValueError, IndexError) as error:
             first = str(error).splitlines()[0]
             raise ModelMismatch(
@@ -113,7 +138,12 @@ class Task:
                 f"the model's output is a {type(logits).__name__}, not a tensor; let its forward return only the logits"
             )
         if self.kind == "classification":
-            if logits.dim() != 2 or logits.shape[1] < labels:
+            if y.dim() == 2 and (logits.dim() != 3 or logits.shape[1] != y.shape[1]):
+                raise ModelMismatch(
+                    f"the model's output has shape {tuple(logits.shape[1:])} per row but there is a label for each of "
+                    f"{y.shape[1]} positions; let it return [rows, {y.shape[1]}, {labels}]"
+                )
+            if logits.dim() != 1 + y.dim() or logits.shape[-1] < labels:
                 raise ModelMismatch(
                     f"the model's output has shape {tuple(logits.shape[1:])} per row but the labels have {labels} classes; "
                     f"give the last layer {labels} outputs"
@@ -125,17 +155,11 @@ class Task:
             )
 
 
-def mean_over(values: Tensor, batch: Batch) -> Tensor:
-    """Mean over the real rows of a batch of one number per row."""
-    mask = batch.get("mask")
-    return values.mean() if mask is None else (values * mask).sum() / mask.sum().clamp(min=1)
-
-
 def _from_module(
     module: nn.Module,
     loss: Loss,
     groups: Mapping[str, Sequence[str | nn.Module]] | None,
-    blocks: Sequence[str | nn.Module] | None,
+    blocks: Sequence[Part | Sequence[Part]] | None,
     public: Tensor | None,
     classes: int,
 ) -> Task:
@@ -180,6 +204,7 @@ def _from_module(
         gradient=_linear_gradient(loss) if linear else None,
         frozen=frozenset(name for name, p in module.named_parameters() if not p.requires_grad),
         channels_last=bool(getattr(module, "channels_last", False)),
+        row_bytes=int(getattr(module, "row_bytes", 0)),
     )
 
 
