@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test check check-all lint docs bench bench-methods bench-advice bench-theory clean
+.PHONY: help demo test check check-all lint docs bench bench-methods bench-advice bench-theory bench-flow clean
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -44,6 +44,9 @@ bench-advice: $(READY)  ## Advice against the best in hindsight; writes docs/res
 
 bench-theory: $(READY)  ## Bounds and estimates against what is measured; writes docs/results/theory.md
 	$(BIN)/python -m benchmarks.bounds
+
+bench-flow: $(READY)  ## Where routing by instance pays, in pieces with ARGS="--minutes 30"; writes docs/results/flow.md
+	$(BIN)/python -m benchmarks.flow $(ARGS)
 
 clean:  ## Remove what the targets made
 	rm -rf .venv runs report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis

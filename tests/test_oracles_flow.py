@@ -39,6 +39,7 @@ CASES = {
     "router as received": ({"deploy": "local"}, {}),
     "all adapts": ({"deploy": "all"}, {}),
     "all adapts, global first": ({"deploy": "all", "order": "global-first"}, {"order": "global-first"}),
+    "own model of all rows at the end": ({"deploy_rows": "whole"}, {}),
     "longer at the end": ({"deploy_epochs": 3}, {}),
 }
 

@@ -18,10 +18,10 @@ What it does
     and the head are w's.
     To predict, a client fine-tunes v on zeta_l (phase ``personalize``, as much as ``local``), then psi on zeta_g (phase
     ``personalize:router``, ``deploy_epochs`` or ``deploy_steps``, as much as ``train`` if not given) with w fixed.
-    ``deploy="local"`` leaves psi as received, ``deploy="all"`` trains psi and w as in a round. Prediction is hard: a row gets
-    every layer's output from the version with the larger q, the shared one on a tie, and only that version is run;
-    ``inference="soft"`` mixes. ``warmup`` rounds at the start train w alone, as FedAvg on zeta_g; ``global_risk="own"`` takes the
-    steps on w of w's own risk, not of the mixed model's.
+    ``deploy="local"`` leaves psi as received, ``deploy="all"`` trains psi and w as in a round; ``deploy_rows="whole"`` fine-tunes
+    v on all rows of the client, which the paper leaves open. Prediction is hard: a row gets every layer's output from the version
+    with the larger q, the shared one on a tie, and only that version is run; ``inference="soft"`` mixes. ``warmup`` rounds at the
+    start train w alone, as FedAvg on zeta_g; ``global_risk="own"`` steps on w by w's own risk, not the mixed model's.
 Reference
     FLOW, Equations (1)-(5), Algorithm 1; ``routing="model"`` is its Algorithm 2 (with the regulariser). Variants of section 5.2:
     ``variant="pc"`` (one model, fine-tuned), ``variant="pi"``, ``q0`` (a fixed q_0, no router), ``gamma=0``.
@@ -84,6 +84,7 @@ class Flow(Algorithm):
     warmup: int = param(0, ge=0)  # rounds
     inference: Literal["hard", "soft"] = "hard"
     deploy: Literal["router", "local", "all"] = "router"
+    deploy_rows: Literal["part", "whole"] = "part"
     deploy_steps: int | None = param(None, ge=1)
     deploy_epochs: int | None = param(None, ge=1)
 
@@ -102,7 +103,8 @@ class Flow(Algorithm):
         super().__post_init__()
         for name, kind in get_type_hints(type(self)).items():
             known = get_args(kind)
-            if name in ("variant", "routing", "order", "global_risk", "inference", "deploy") and getattr(self, name) not in known:
+            choice = name in ("variant", "routing", "order", "global_risk", "inference", "deploy", "deploy_rows")
+            if choice and getattr(self, name) not in known:
                 raise InvalidArgument(f"Flow: {name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
         if self.server_opt is not None and not isinstance(self.server_opt, ServerOptimizer):
             raise InvalidArgument(f"Flow: server_opt must be a method such as ft.FedYogi(server_lr=0.1), not {self.server_opt!r}")
@@ -135,7 +137,8 @@ class Flow(Algorithm):
             return {"train": common, "local": mine, "personalize": amount(0, None)}
         end = replace(self._amount(self.deploy_steps, self.deploy_epochs), part=parts[1], redraw=self.redraw)
         trains = self.deploy == "all" or (self.deploy == "router" and self.routed)
-        return {"train": common, "local": mine, "personalize": mine, **({AT_THE_END: end} if trains else {})}
+        last = replace(mine, part=None) if self.deploy_rows == "whole" else mine
+        return {"train": common, "local": mine, "personalize": last, **({AT_THE_END: end} if trains else {})}
 
     def _amount(self, steps, epochs):
         return amount(steps, epochs) if steps is not None or epochs is not None else super().work()["train"]

@@ -50,13 +50,15 @@ class Plan:
 
 
 class Predictions(NamedTuple):
-    """Logits of some clients on a split: [clients, rows, outputs]; ``shared`` is None where there is no shared model."""
+    """Logits of some clients on a split: [clients, rows, outputs]; ``shared`` is None where there is no shared model, ``routes``
+    (see ``Algorithm.routes``) unless asked for."""
 
     ids: Ids
     personal: Tensor
     shared: Tensor | None
     y: Tensor
     mask: Tensor
+    routes: Tensor | None = None
 
 
 class Engine(ABC):
@@ -72,7 +74,7 @@ class Engine(ABC):
         """Local work of the clients ``ids``: stores their personal state, returns the reduced upload."""
 
     @abstractmethod
-    def predictions(self, shared: Any, ids: Ids, store: Store, split: Split) -> Iterator[Predictions]:
+    def predictions(self, shared: Any, ids: Ids, store: Store, split: Split, routes: bool = False) -> Iterator[Predictions]:
         """Every client on its own rows of ``split``, personalised first; nothing is stored."""
 
     @abstractmethod

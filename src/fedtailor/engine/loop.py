@@ -17,6 +17,7 @@ from fedtailor.engine.pool import Pool, cores
 from fedtailor.runs.store import Store
 from fedtailor.tree import leaves
 
+Answer = tuple[Tensor, Tensor | None, Tensor | None]
 WORTH_A_POOL = 0.2  # seconds of work left in a round from which worker processes pay
 
 
@@ -39,15 +40,17 @@ def ready(plan: Plan, shared: Any, client: int, personal: Any) -> Any:
 
 
 @torch.no_grad()
-def answer(plan: Plan, shared: Any, client: int, personal: Any, x: Tensor, both: bool) -> tuple[Tensor, Tensor | None]:
-    """(personal logits, shared logits); the shared model is what a newcomer predicts with before any local step."""
+def answer(plan: Plan, shared: Any, client: int, personal: Any, x: Tensor, both: bool, routes: bool) -> Answer:
+    """(personal logits, shared logits, routes); the shared model is what a newcomer predicts with before any local step."""
     task, algorithm = plan.task, plan.algorithm
-    own = algorithm.predict(task, shared, ready(plan, shared, client, personal), x)
+    mine = ready(plan, shared, client, personal)
+    own = algorithm.predict(task, shared, mine, x)
+    q = algorithm.routes(task, shared, mine, x) if routes else None
     if not both or not leaves(shared):
-        return own, None
+        return own, None, q
     if plan.stateless():
-        return own, own
-    return own, algorithm.predict(task, shared, born(plan, shared, client, NO_ROUND), x)
+        return own, own, q
+    return own, algorithm.predict(task, shared, born(plan, shared, client, NO_ROUND), x), q
 
 
 class LoopEngine(Engine):
@@ -99,24 +102,25 @@ class LoopEngine(Engine):
             if self.workers is None and left > WORTH_A_POOL and cores() > 1:
                 self._pool = Pool(self.plan, cores())
 
-    def _each(self, shared: Any, ids: Ids, store: Store, rows: Any, both: bool) -> Iterator[tuple[Tensor, Tensor | None]]:
-        jobs = ((answer, c, (self._stored(store, c), rows(c), both)) for c in ids.tolist())
+    def _each(self, shared: Any, ids: Ids, store: Store, rows: Any, both: bool, routes: bool = False) -> Iterator[Answer]:
+        jobs = ((answer, c, (self._stored(store, c), rows(c), both, routes)) for c in ids.tolist())
         if self._pool is not None:
             yield from self._pool.run(shared, jobs)
             return
         for function, client, arguments in jobs:
             yield function(self.plan, shared, client, *arguments)
 
-    def predictions(self, shared: Any, ids: Ids, store: Store, split: Split) -> Iterator[Predictions]:
-        for client, (own, common) in zip(
-            ids.tolist(), self._each(shared, ids, store, lambda c: split.client(c)[0], True), strict=True
+    def predictions(self, shared: Any, ids: Ids, store: Store, split: Split, routes: bool = False) -> Iterator[Predictions]:
+        for client, (own, common, q) in zip(
+            ids.tolist(), self._each(shared, ids, store, lambda c: split.client(c)[0], True, routes), strict=True
         ):
             y = split.client(client)[1]
             mask = torch.ones(1, len(y), dtype=torch.bool)
-            yield Predictions(np.array([client]), own[None], None if common is None else common[None], y[None], mask)
+            more = [None if part is None else part[None] for part in (common, q)]
+            yield Predictions(np.array([client]), own[None], more[0], y[None], mask, more[1])
 
     def on_common(self, shared: Any, ids: Ids, store: Store, x: Tensor) -> Iterator[tuple[Ids, Tensor]]:
-        for client, (own, _) in zip(ids.tolist(), self._each(shared, ids, store, lambda _: x, False), strict=True):
+        for client, (own, *_) in zip(ids.tolist(), self._each(shared, ids, store, lambda _: x, False), strict=True):
             yield np.array([client]), own[None]
 
     def personal(self, shared: Any, client: int, store: Store) -> Any:

@@ -41,7 +41,7 @@ def evaluate(engine: Engine, shared: Any, store: Store) -> tuple[dict[str, Any],
 def _columns(engine: Engine, shared: Any, store: Store, split: Split) -> Columns:
     count = len(engine.plan.federation)
     columns: Columns = {}
-    for ids, own, common, y, mask in engine.predictions(shared, np.arange(count), store, split):
+    for ids, own, common, y, mask, _ in engine.predictions(shared, np.arange(count), store, split):
         for name, values in measure(engine.plan.task, own, common, y, mask).items():
             columns.setdefault(name, np.full(count, np.nan))[ids] = values
     return columns
@@ -69,34 +69,33 @@ def routing(engine: Engine, shared: Any, store: Store, seed: int) -> dict[str, A
     """Where a method routes rows: the probability of the shared path by route and by which of the two models gets a test row
     right, over rows of all clients (``metrics.routes``), and what a prediction costs. Nothing where it does not route."""
     plan = engine.plan
-    task, algorithm, count = plan.task, plan.algorithm, len(plan.federation)
+    task, algorithm = plan.task, plan.algorithm
     if not algorithm.routed:
         return {}
-    ids = np.arange(count)
-    if count > ROUTED_CLIENTS:
-        ids = np.sort(plan.federation.order[rng.generator(seed, "routes").choice(count, ROUTED_CLIENTS, replace=False)])
-    test, newborn = plan.federation.test, engine.newborn(shared)
-    q: list[Tensor] = []
-    mine: list[Tensor] = []
-    theirs: list[Tensor] = []
-    kinds: list[Tensor] = []
-    own, common = 0, 0
-    for i in ids.tolist():
-        (x, y), personal = test.client(i), engine.personal(shared, i, store)
-        q.append(algorithm.routes(task, shared, personal, x)[..., 0])
-        for to, state in ((mine, personal), (theirs, newborn)):
-            to.append(hits(task.kind, algorithm.predict(task, shared, state, x), y))
+    ids = np.arange(len(plan.federation))
+    if len(ids) > ROUTED_CLIENTS:
+        ids = np.sort(plan.federation.order[rng.generator(seed, "routes").choice(len(ids), ROUTED_CLIENTS, replace=False)])
+    test = plan.federation.test
+    parts: list[list[Tensor]] = [[], [], [], []]  # q, which rows the personal and the shared model get right, kinds
+    for found in engine.predictions(shared, ids, store, test, routes=True):
+        assert found.routes is not None
+        assert found.shared is not None
+        right = [hits(task.kind, logits, found.y) for logits in (found.personal, found.shared)]
+        real = found.mask > 0
+        for part, values in zip(parts, (found.routes[..., 0], *right), strict=False):
+            part.append(values[real])
         if test.kinds is not None:
-            kinds.append(test.kinds[int(test.offsets[i]) : int(test.offsets[i + 1])])
-        if i == ids[0]:
-            own, common = (work_of_prediction(algorithm, task, shared, state, x) // len(x) for state in (personal, newborn))
-    joined = [torch.cat(part).double().numpy() for part in (q, mine, theirs)]
-    found = spread_of(task.kind, joined[0], joined[1], joined[2], torch.cat(kinds).numpy() if kinds else None)
+            parts[3] += [test.kinds[int(test.offsets[i]) : int(test.offsets[i + 1])] for i in found.ids]
+    x, personal = test.client(int(ids[0]))[0], engine.personal(shared, int(ids[0]), store)
+    own, common = (work_of_prediction(algorithm, task, shared, p, x) // len(x) for p in (personal, engine.newborn(shared)))
+    q, mine, theirs = (torch.cat(part).double().numpy() for part in parts[:3])
+    spread = spread_of(task.kind, q, mine, theirs, torch.cat(parts[3]).numpy() if parts[3] else None)
     blocks = [block.name for block in task.blocks]
     sizes = {"model_parameters": tree.size(task.init()), "router_parameters": tree.size(shared.get("router", {}))}
     work = {"multiply_adds_personal": own, "multiply_adds_shared": common}
-    names = blocks if len(blocks) == len(found["mean"]) else ["whole model"]
-    return {"routing": {"clients": len(ids), "routes": names, **found, **sizes, **work}}
+    count = q.shape[1]
+    names = blocks if len(blocks) == count else ["whole model"] if count == 1 else [f"layer {j}" for j in range(1, count + 1)]
+    return {"routing": {"clients": len(ids), "routes": names, **spread, **sizes, **work}}
 
 
 def personal_trees(engine: Engine, shared: Any, store: Store) -> list[Any]:

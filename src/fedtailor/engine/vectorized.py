@@ -84,7 +84,8 @@ class VectorizedEngine(Engine):
         return vmap(one, in_dims=(0, 0 if clients is None else None), randomness="different")(personal, x)
 
     @torch.no_grad()
-    def predictions(self, shared: Any, ids: Ids, store: Store, split: Split) -> Iterator[Predictions]:
+    def predictions(self, shared: Any, ids: Ids, store: Store, split: Split, routes: bool = False) -> Iterator[Predictions]:
+        plan = self.plan
         for chunk in self._chunks(ids, shared, split.sizes[ids] * self._answer_bytes(split.x) + self._load(ids)):
             own = self._ready(shared, chunk, store)
             x, y, mask = self.plan.feed.whole(split, chunk)
@@ -93,7 +94,10 @@ class VectorizedEngine(Engine):
                 theirs = None
             else:
                 theirs = mine if self.plan.stateless() else self._predict(shared, self._newborn(shared, chunk), x)
-            yield Predictions(chunk, mine, theirs, y, mask)
+            q = None
+            if routes:
+                q = vmap(lambda p, rows: plan.algorithm.routes(plan.task, shared, p, rows), randomness="different")(own, x)
+            yield Predictions(chunk, mine, theirs, y, mask, q)
 
     @torch.no_grad()
     def on_common(self, shared: Any, ids: Ids, store: Store, x: Tensor) -> Iterator[tuple[Ids, Tensor]]:
