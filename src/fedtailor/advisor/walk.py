@@ -156,7 +156,7 @@ class Ground:
         val = self.rows.val
         assert val is not None
         out: Tensor | None = None
-        for ids, own, _, _, mask in engine.predictions(state.shared, np.arange(len(self.rows)), state.store, val):
+        for ids, own, _, _, mask, _ in engine.predictions(state.shared, np.arange(len(self.rows)), state.store, val):
             if out is None:
                 out = own.new_empty(len(val.y), *own.shape[2:])
             place = torch.from_numpy(val.offsets[ids])[:, None] + torch.arange(mask.shape[1])
