@@ -10,10 +10,12 @@ from typing import Any
 from fedtailor.algorithms import registry
 from fedtailor.algorithms.base import Algorithm
 from fedtailor.errors import InvalidArgument, nearest
-from fedtailor.local import SGD, Adam, Optimizer
+from fedtailor.local import SGD, Adam, Optimizer, Private
 from fedtailor.local.schedule import Cosine, Exponential, Harmonic, Milestones, Schedule
 
-KINDS: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in (SGD, Adam, Cosine, Exponential, Harmonic, Milestones)}
+KINDS: dict[str, type[Any]] = {
+    kind.__name__.lower(): kind for kind in (SGD, Adam, Private, Cosine, Exponential, Harmonic, Milestones)
+}
 
 
 def slug(method: type[Algorithm] | Algorithm) -> str:

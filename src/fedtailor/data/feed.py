@@ -11,18 +11,47 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtailor.data import rng
-from fedtailor.data.batches import Batches, Work, indices, step_keys
+from fedtailor.data.batches import Batches, Work, indices, poisson, step_keys
 from fedtailor.data.federation import Federation, Split
+from fedtailor.data.guard import Guard
 
 Phases = Mapping[str, Work]
 
 
 class Feed:
-    """The data of a run, by (round, client, phase). ``round`` is -1 where there is none (personalising at the end)."""
+    """The data of a run, by (round, client, phase). ``round`` is -1 where there is none (personalising at the end).
 
-    def __init__(self, federation: Federation, phases: Phases, batch_size: int | None, seed: int) -> None:
+    ``sampling`` is ``shuffle`` (epochs of permuted rows) or ``poisson`` (every row for itself). With a ``guard`` the data are for
+    private descents only: ``one`` gives them guarded, those of ``many`` are to be guarded (``guarded``) inside vmap.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        phases: Phases,
+        batch_size: int | None,
+        seed: int,
+        sampling: str = "shuffle",
+        guard: Guard | None = None,
+    ) -> None:
         self.federation, self.phases, self.batch_size, self.seed = federation, phases, batch_size, seed
+        self.sampling, self.guard = sampling, guard
         self._space: dict[tuple[str, torch.Size], Tensor] = {}
+
+    def like(self, phases: Phases | None = None, federation: Federation | None = None, guard: Guard | None = None) -> Feed:
+        """This feed with other work, other clients or another guard."""
+        return Feed(
+            federation or self.federation, phases or self.phases, self.batch_size, self.seed, self.sampling, guard or self.guard
+        )
+
+    def guarded(self, data: Any, phase: str = "train") -> Any:
+        """One client's data as a method may see them."""
+        return data if self.guard is None else self.guard.over(data, self.main_phase(phase))
+
+    def expected(self, clients: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Mean rows of a batch: all of a small client's."""
+        sizes = self.federation.train.sizes[clients]
+        return (sizes if self.batch_size is None else np.minimum(sizes, self.batch_size)).astype(np.float64)
 
     def keys(self, clients: NDArray[np.int64], round: int, phase: str) -> NDArray[np.uint64]:
         return rng.mix(self.seed, rng.purpose(phase), np.int64(round), self.federation.keys[clients])
@@ -37,7 +66,8 @@ class Feed:
 
     def _index(self, clients: NDArray[np.int64], round: int, phase: str) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
         keys = self.keys(clients, round, phase)
-        index, _ = indices(keys, self.federation.train.sizes[clients], self.phases[phase], self.batch_size)
+        draw = poisson if self.sampling == "poisson" else indices
+        index, _ = draw(keys, self.federation.train.sizes[clients], self.phases[phase], self.batch_size)
         return index, keys
 
     def main_phase(self, phase: str) -> str:
@@ -47,7 +77,8 @@ class Feed:
     def _extras(self, phase: str) -> list[str]:
         return [name for name in self.phases if name not in ("train", "personalize")] if phase == "train" else []
 
-    def one(self, client: int, round: int, phase: str = "train") -> Batches:
+    def one(self, client: int, round: int, phase: str = "train") -> Any:
+        """A ``Batches``, guarded where there is a guard."""
         phase = self.main_phase(phase)
         x, y = self.federation.train.client(client)
         more: dict[str, Any] = {name: self._batches(x, y, client, round, name) for name in self._extras(phase)}
@@ -56,11 +87,12 @@ class Feed:
             more["val"] = {"x": vx, "y": vy, "mask": vx.new_ones(len(vy))}
         if self.federation.facts:
             more["facts"] = self._facts(np.array([client]))
-        return self._batches(x, y, client, round, phase, more)
+        return self.guarded(self._batches(x, y, client, round, phase, more), phase)
 
     def _batches(self, x: Tensor, y: Tensor, client: int, round: int, phase: str, more: Any = None) -> Batches:
         index, keys = self._index(np.array([client]), round, phase)
-        return Batches(x, y, index[0], step_keys(keys, index.shape[1])[0], more)
+        expected = float(self.expected(np.array([client]))[0]) if self.sampling == "poisson" else None
+        return Batches(x, y, index[0], step_keys(keys, index.shape[1])[0], more, expected)
 
     def many(self, clients: NDArray[np.int64], round: int, phase: str = "train") -> dict[str, Any]:
         """Leaves [steps, clients, batch, ...]: the client axis is second, so that a step is one contiguous block.
@@ -96,7 +128,11 @@ class Feed:
         mask = torch.from_numpy(real).to(train.x)
         parts = {"x": self._gather(f"x/{phase}", train.x, rows), "y": self._gather(f"y/{phase}", train.y, rows), "mask": mask}
         wide = {name: part.expand(steps, *part.shape[1:]) for name, part in parts.items()}
-        return {**wide, "key": torch.from_numpy(np.ascontiguousarray(step_keys(keys, steps).T))}
+        wide["key"] = torch.from_numpy(np.ascontiguousarray(step_keys(keys, steps).T))
+        if self.sampling == "poisson":  # an empty batch is a step as well; 0 where there is no step
+            real_steps = np.arange(steps)[:, None] < self.steps(clients, phase)
+            wide["expected"] = torch.from_numpy(real_steps * self.expected(clients))
+        return wide
 
     def _gather(self, name: str, source: Tensor, rows: NDArray[np.int64]) -> Tensor:
         shape = torch.Size((rows.size, *source.shape[1:]))

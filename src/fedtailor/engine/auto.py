@@ -14,7 +14,6 @@ import numpy as np
 
 from fedtailor.algorithms.base import Round
 from fedtailor.data.batches import Work
-from fedtailor.data.feed import Feed
 from fedtailor.engine.base import Engine, Ids, Plan
 from fedtailor.engine.loop import WORTH_A_POOL, LoopEngine
 from fedtailor.engine.pool import cores
@@ -31,8 +30,7 @@ def choose(plan: Plan, shared: Any, ids: Ids, workers: int | None) -> tuple[Engi
     if plan.task.gradient is not None:
         return VectorizedEngine(plan), "vectorized: a linear model, gradient in closed form"
     short = {name: Work(steps=2) for name in plan.feed.phases}
-    feed = Feed(plan.federation, short, plan.feed.batch_size, plan.feed.seed)
-    trial = replace(plan, feed=feed)
+    trial = replace(plan, feed=plan.feed.like(short))
     few = ids[:: max(1, len(ids) // SAMPLE)][:SAMPLE]
     alone = _seconds(LoopEngine(trial, workers=1), shared, few[: min(2, len(few))])
     whole = alone / 2 * float(plan.feed.steps(ids, "train").sum())  # seconds of a round in one process

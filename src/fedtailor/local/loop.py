@@ -8,7 +8,7 @@ a task's own risk steps out of vmap to run all clients' steps on stacked tensors
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -20,13 +20,17 @@ from torch.func import grad as func_grad
 
 from fedtailor import tree
 from fedtailor.data.batches import Batches
+from fedtailor.data.guard import Guarded
+from fedtailor.errors import InvalidArgument
 from fedtailor.local.optim import Optimizer
 from fedtailor.local.penalty import Penalty, add_gradient, aligned
+from fedtailor.local.private import Private, private_gradient
 from fedtailor.local.stacked import descend_stacked
 from fedtailor.task import Task
 
 Risk = Callable[[Any, Mapping[str, Tensor]], Tensor]
 Record = dict[tuple[str, str, int], int]
+LEAVES = ("x", "y", "mask", "key", "expected")  # of a batch
 _meter: ContextVar[Record | None] = ContextVar("meter", default=None)
 
 
@@ -55,23 +59,52 @@ def scan(step: Callable[[Any, Mapping[str, Any]], Any], carry: Any, data: Any) -
     ``batch["step"]`` is the number of the step, counted from 0.
     """
     _note("scan", carry, {})
+    if isinstance(data, Guarded):
+        return _scan_guarded(step, carry, data)
     if isinstance(data, Batches):
         for s, batch in enumerate(data.batches()):
             carry = step(carry, {**batch, "step": s})
         return carry
     for s in range(data["mask"].shape[0]):
-        batch = {name: data[name][s] for name in ("x", "y", "mask", "key") if name in data}
-        carry = tree.where(batch["mask"].any(), step(carry, {**batch, "step": s}), carry)
+        batch = {name: data[name][s] for name in LEAVES if name in data}
+        carry = tree.where(_real(batch), step(carry, {**batch, "step": s}), carry)
     return carry
+
+
+def _scan_guarded(step: Callable[[Any, Mapping[str, Any]], Any], carry: Any, data: Guarded) -> Any:
+    """Every batch is guarded as the data are; uses are counted for each batch by itself."""
+    before = data.uses.get(data.phase, 0)
+    most = before
+
+    def watched(carry: Any, batch: Mapping[str, Any]) -> Any:
+        nonlocal most
+        data.uses[data.phase] = before
+        carry = step(carry, data.batch(batch))
+        most = max(most, data.uses[data.phase])
+        return carry
+
+    with metered(None):  # noted already
+        carry = scan(watched, carry, data.data)
+    data.uses[data.phase] = most
+    return carry
+
+
+def _real(batch: Mapping[str, Tensor]) -> Tensor:
+    """Whether a step is more than padding: it has a row, or is a Poisson sample (of which some are empty)."""
+    return batch["expected"] > 0 if "expected" in batch else batch["mask"].any()
 
 
 def repeat(batch: Mapping[str, Any], steps: int) -> Any:
     """One batch as data for ``steps`` steps (no copy)."""
+    if isinstance(batch, Guarded):
+        return batch.repeated(repeat(batch.data, steps), steps)
     keys = batch["key"] + torch.arange(steps)
     if "mask" not in batch:  # loop engine: a real batch
         index = np.broadcast_to(np.arange(len(batch["y"])), (steps, len(batch["y"])))
-        return Batches(batch["x"], batch["y"], index, keys.numpy())
-    wide = {name: batch[name].unsqueeze(0).expand(steps, *batch[name].shape) for name in ("x", "y", "mask")}
+        expected = float(batch["expected"]) if "expected" in batch else None
+        return Batches(batch["x"], batch["y"], index, keys.numpy(), expected=expected)
+    names = [name for name in LEAVES if name in batch and name != "key"]
+    wide = {name: batch[name].unsqueeze(0).expand(steps, *batch[name].shape) for name in names}
     return {**wide, "key": keys}
 
 
@@ -87,17 +120,25 @@ def descend(
 
     ``risk`` is ``task.risk``, or any function of (params, batch); ``params`` may then be any tree. ``rates`` multiplies the step
     size of single parameters; with rate 0 a parameter (or buffer) is frozen: no gradient, no decay, no momentum.
+    With a private ``opt`` buffers do not move at all.
     """
-    task = _own_risk(risk)
+    task, use = _own_risk(risk), 0
+    if isinstance(data, Guarded):
+        if not isinstance(opt, Private):
+            raise InvalidArgument(
+                f"{data.guard.who} descends on a client's rows without its private optimiser, so it cannot be private; "
+                "use another method, or leave privacy out"
+            )
+        data, use = data.unlock()
     rates, penalty = rates or {}, penalty or Penalty()
     if task is not None and task.frozen:
         rates = {**rates, **dict.fromkeys(task.frozen, 0.0)}
     _note("descend", params, rates)
     if isinstance(data, Batches):
-        return _walk(risk, task, params, data, opt, penalty, rates)
+        return _walk(risk, task, params, data, opt, penalty, rates, use)
     if task is not None:
-        return descend_stacked(task, params, data, opt, penalty, rates)
-    return _traced(risk, params, data, opt, penalty, rates)
+        return descend_stacked(task, params, data, opt, penalty, rates, use)
+    return _traced(risk, params, data, opt, penalty, rates, use)
 
 
 def gradient_on(risk: Risk, params: Any, batch: Mapping[str, Any]) -> Any:
@@ -111,7 +152,11 @@ def gradient_on(risk: Risk, params: Any, batch: Mapping[str, Any]) -> Any:
 
 def count_steps(data: Any) -> Any:
     """How many real steps a client has: a number, or a tensor under vmap."""
-    return data.steps if isinstance(data, Batches) else data["mask"].any(-1).sum()
+    if isinstance(data, Guarded):
+        data = data.data  # the number of steps is no secret
+    if isinstance(data, Batches):
+        return data.steps
+    return (data["expected"] > 0 if "expected" in data else data["mask"].any(-1)).sum()
 
 
 def gradient(risk: Risk, params: Any, data: Any, by_rows: bool = False) -> Any:
@@ -146,23 +191,33 @@ def _kinds(params: Any, rates: Mapping[str, float]) -> tuple[list[bool], list[fl
 
 
 def _walk(
-    risk: Risk, task: Task | None, params: Any, data: Batches, opt: Optimizer, penalty: Penalty, rates: Mapping[str, float]
+    risk: Risk,
+    task: Task | None,
+    params: Any,
+    data: Batches,
+    opt: Optimizer,
+    penalty: Penalty,
+    rates: Mapping[str, float],
+    use: int,
 ) -> Any:
     """One client, real batches: automatic or closed-form gradient, steps in place on private copies."""
     wide = task is not None and task.channels_last
     buffers, pace = _kinds(params, rates)
+    secret = isinstance(opt, Private)
     own = [_private(leaf, wide) if rate else leaf.detach() for leaf, rate in zip(tree.leaves(params), pace, strict=True)]
     model = tree.refill(params, iter(own))
     state = opt.init(own)
     center, slope = aligned(penalty.center, params), aligned(penalty.slope, params)
     closed_form = task.gradient if task is not None else None
     moving = [leaf for leaf, rate in zip(own, pace, strict=True) if rate]
-    if closed_form is None:
+    if closed_form is None and not secret:
         for leaf in moving:
             leaf.requires_grad_()
     for k, batch in enumerate(data.batches() if moving else ()):
         grads: list[Tensor | None]
-        if closed_form is None:
+        if isinstance(opt, Private):
+            grads = private_gradient(opt, risk, task, model, batch, _moves(buffers, pace), use)
+        elif closed_form is None:
             with torch.enable_grad():
                 risk(model, batch).backward(inputs=moving)
             grads = [leaf.grad for leaf in own]  # None where frozen or not used
@@ -178,30 +233,39 @@ def _walk(
     return tree.map(lambda leaf: leaf.detach().contiguous(), model)
 
 
+def _moves(buffers: Sequence[bool], pace: Sequence[float]) -> list[bool]:
+    """Which leaves have a gradient that is privatised: the parameters that are not frozen."""
+    return [bool(rate) and not is_buffer for is_buffer, rate in zip(buffers, pace, strict=True)]
+
+
 def _private(leaf: Tensor, channels_last: bool) -> Tensor:
     wide = channels_last and leaf.dim() == 4
     return leaf.detach().clone(memory_format=torch.channels_last if wide else torch.contiguous_format)
 
 
 def _traced(
-    risk: Risk, params: Any, data: Mapping[str, Tensor], opt: Optimizer, penalty: Penalty, rates: Mapping[str, float]
+    risk: Risk, params: Any, data: Mapping[str, Tensor], opt: Optimizer, penalty: Penalty, rates: Mapping[str, float], use: int
 ) -> Any:
     """Any risk under vmap: differentiate what was traced, keep the carry on padded steps."""
     buffers, pace = _kinds(params, rates)
     center, slope = aligned(penalty.center, params), aligned(penalty.slope, params)
-    names = [name for name in ("x", "y", "mask", "key") if name in data]
+    names = [name for name in LEAVES if name in data]
     state: Any = None
     for k in range(data["mask"].shape[0]):
         batch = {name: data[name][k] for name in names}
         old = tree.leaves(params)
-        found = tree.leaves(func_grad(risk)(params, batch))
+        if isinstance(opt, Private):
+            private = private_gradient(opt, risk, None, params, batch, _moves(buffers, pace), use)
+            found = [torch.zeros_like(p) if g is None else g for g, p in zip(private, old, strict=True)]
+        else:
+            found = tree.leaves(func_grad(risk)(params, batch))
         new = [torch.zeros_like(g) + p for g, p in zip(found, old, strict=True)]  # as widely batched as the gradient
         grads = add_gradient(found, old, buffers, pace, penalty.pull, center, slope)
         if state is None:
             state = opt.init(new)
         before = [[m.clone() for m in memory] for memory in state]
         opt.step_(new, grads, state, k, buffers, pace, stacked=False)
-        real = batch["mask"].any()
+        real = _real(batch)
         params = tree.refill(params, (torch.where(real, n, o) for n, o in zip(new, old, strict=True)))
         state = [[torch.where(real, m, b) for m, b in zip(ms, bs, strict=True)] for ms, bs in zip(state, before, strict=True)]
     return params

@@ -22,7 +22,7 @@ def probe(algorithm: Algorithm, task: Task, feed: Feed, client: int = 0) -> dict
 
     Round 0 may be a roll call and some rounds may only average, so rounds are tried until one trains.
     """
-    feed = Feed(feed.federation, {name: Work(steps=1) for name in feed.phases}, feed.batch_size, feed.seed)
+    feed = feed.like({name: Work(steps=1) for name in feed.phases})
     shared, _ = algorithm.init_server(task)
     personal = algorithm.init_client(task, shared, feed.one(client, 0))
     in_round: Record = {}
