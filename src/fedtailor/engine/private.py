@@ -126,11 +126,10 @@ def deltas(plan: Plan) -> list[float]:
 def spent(plan: Plan, visits: NDArray[np.int64]) -> dict[str, Any]:
     """For the summary: epsilon (mean over clients), its maximum, the largest delta, noise, clip, sampling and accountant.
 
-    Epsilon is null where the method is not private, or where there is no noise.
+    Epsilon is null where there is no noise.
     """
     opt = plan.algorithm.opt
-    if not isinstance(opt, Private):
-        return {"epsilon": None}
+    assert isinstance(opt, Private)
     found = epsilons(spends(plan, visits), opt.multiplier, deltas(plan), opt.accountant)
     bounded = all(map(math.isfinite, found))
     return {

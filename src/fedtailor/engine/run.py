@@ -120,7 +120,7 @@ def run(
     plan = make_plan(algorithm, what, learners, batch_size, seed, weights)
     facts = probe(algorithm, what, plan.feed)
     every = max(1, rounds // 20) if evaluate_every is None else evaluate_every
-    privacy = spent(plan, visits_of(plan, rounds, size))
+    privacy = spent(plan, visits_of(plan, rounds, size)) if plan.uses is not None else {"epsilon": None}
     if plan.uses is not None and plan.uses.end:
         if evaluate_every:
             raise InvalidArgument(

@@ -70,7 +70,7 @@ def visits_of(plan: Plan, rounds: int, size: int) -> NDArray[np.int64]:
 def privatized(
     algorithm: Algorithm, task: Task, federation: Federation, rounds: int, size: int, batch_size: int | None, seed: int
 ) -> Algorithm:
-    """A private method that asks for an epsilon, with the noise for it."""
+    """A private method that asks for an epsilon, with the noise for it; any other as it is."""
     if not isinstance(algorithm.opt, Private) or algorithm.opt.target_epsilon is None:
         return algorithm
     plan = make_plan(algorithm, task, federation, batch_size, seed, "uniform")

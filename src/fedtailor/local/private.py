@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 import numpy as np
@@ -28,7 +28,7 @@ from fedtailor.task.rows import shrink
 AT_ONCE = 2**24  # numbers of rows' gradients that are written down at a time
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Private(Optimizer):
     """``opt`` with privatised gradients: rows clipped to norm ``clip``, noise of deviation ``noise * clip`` on their sum.
 
@@ -72,6 +72,11 @@ class Private(Optimizer):
         for name, known in (("sampling", ("poisson", "shuffle")), ("accountant", ("prv", "rdp"))):
             if getattr(self, name) not in known:
                 raise InvalidArgument(f"Private: {name} must be {' or '.join(known)}, not {getattr(self, name)!r}")
+
+    def __repr__(self) -> str:
+        plain = type(self)()
+        shown = [f.name for f in fields(self) if f.repr and getattr(self, f.name) != getattr(plain, f.name)]
+        return f"Private({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     @property
     def multiplier(self) -> float:

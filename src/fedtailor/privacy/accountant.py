@@ -88,7 +88,8 @@ def noise_for(target: float, clients: Sequence[Sequence[Spend]], deltas: Sequenc
         while high / low > (1.2 if how == "quick" else 1.003):
             middle = math.sqrt(low * high)
             low, high = (low, middle) if spent(middle, how) <= target else (middle, high)
-    return high
+    digit = 10.0 ** (math.floor(math.log10(high)) - 3)
+    return round(math.ceil(high / digit) * digit, 8)  # four digits
 
 
 def delta_of(rows: int) -> float:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from fedtailor.task.layers import Dropout
 
 Sums = dict[str, Tensor]
+AT_ONCE = 2**22
 # layers without parameters that treat every row by itself; a module of another type may say by `rows_apart = True` that it does,
 # and changes nothing in place
 APART = (
@@ -129,9 +130,14 @@ def _linear(layer: nn.Linear, inputs: Tensor, slope: Tensor) -> Parts:
 
 
 def _conv(layer: nn.Conv2d, inputs: Tensor, slope: Tensor) -> Parts:
-    patches = F.unfold(inputs, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # type: ignore[arg-type]
     g = slope.flatten(2)
-    weight = (g @ patches.transpose(1, 2)).view(len(g), *layer.weight.shape)
+    fan = layer.weight[0].numel()
+    some = max(1, AT_ONCE // (fan * g.shape[2]))  # rows whose patches are written down at a time
+    parts = []
+    for x, out in zip(inputs.split(some), g.split(some), strict=True):
+        patches = F.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # type: ignore[arg-type]
+        parts.append(out @ patches.transpose(1, 2))
+    weight = torch.cat(parts).view(len(g), *layer.weight.shape)
     return [_whole("weight", weight)] + ([_whole("bias", g.sum(2))] if layer.bias is not None else [])
 
 
