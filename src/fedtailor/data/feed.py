@@ -86,17 +86,21 @@ class Feed:
 
     def notes(self) -> list[str]:
         """What a reader should know about how the clients' rows are used."""
+        alike = (
+            "under privacy every sequence counts alike, whatever its length: rows are clipped by the mean over their positions"
+        )
+        said = [alike] if self.guard is not None and self.federation.per_position else []
         sizes = self.federation.train.sizes
         parts = [work for work in self.phases.values() if work.part not in (None, (0, 1))]
         small = np.zeros(len(sizes), bool)
         for work in parts:
             small |= work.rows(sizes) == sizes
         if not small.any():
-            return []
+            return said
         ids = np.flatnonzero(small)
         shown = ", ".join(self.federation.names[i] for i in ids[:5]) + (", ..." if len(ids) > 5 else "")
         who = "1 client has" if len(ids) == 1 else f"{len(ids)} clients have"
-        return [f"{who} too few rows to be split in two, and all rows are used in both parts: {shown}"]
+        return [*said, f"{who} too few rows to be split in two, and all rows are used in both parts: {shown}"]
 
     def main_phase(self, phase: str) -> str:
         """A method that declares no ``personalize`` work is given its training work."""

@@ -179,7 +179,7 @@ def _by_row(
         found = vmap(func_grad(loss), in_dims=(None, 0, 0, 0), randomness="different")(
             own, batch["x"][part], batch["y"][part], torch.arange(part.start, part.stop)
         )
-        squares = torch.stack([g.flatten(1).square().sum(1) for g in found]).sum(0)
+        squares = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in found]).sum(0)  # a number has no axis
         factor = shrink(squares.sqrt(), clip)
         if "mask" in batch:
             factor = factor * batch["mask"][part]
