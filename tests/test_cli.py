@@ -829,3 +829,68 @@ def test_the_real_program_refuses_with_two_and_one_line():
     assert out == ""
     assert err == "fedtailor: FedCLUP: lam must be at least 0, not -1\n"
     assert not Path("new").exists()
+
+
+# -- privacy ------------------------------------------------------------------------------------------------------------
+PRIVATE = ("run", "ditto", "digits", "--clients", "3", "--steps", "2", *QUICK)
+
+
+def test_privacy_is_a_few_flags(tmp_path):
+    found = answer(*PRIVATE, "--dp-clip", "0.5", "--dp-noise", "2", "--out", tmp_path / "a")
+    assert (found["clip"], found["noise"], found["sampling"]) == (0.5, 2.0, "poisson")
+    assert 0 < found["epsilon"] <= found["epsilon_max"]
+    by_table = answer(*PRIVATE, "--set", 'opt={kind="private", clip=0.5, noise=2.0}', "--out", tmp_path / "b")
+    assert by_table["epsilon"] == found["epsilon"]
+    assert by_table["loss_personal"] == found["loss_personal"]
+    shown = done(*PRIVATE, "--dp-noise", "2", "--out", tmp_path / "c").stdout
+    assert "Private(noise=2.0)" in "".join(shown.split())
+    assert "epsilon" in (tmp_path / "c" / "report.html").read_text()
+
+
+def test_a_target_epsilon_is_met_and_a_run_with_one_is_resumed(tmp_path):
+    found = answer(*PRIVATE, "--target-epsilon", "3", "--dp-sampling", "shuffle", "--dp-delta", "1e-4", "--out", tmp_path / "a")
+    assert 2.9 < found["epsilon_max"] <= 3
+    assert found["delta"] == 1e-4
+    (tmp_path / "a" / "summary.json").unlink()
+    again = answer("resume", tmp_path / "a")
+    assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in found.items() if k != "seconds"}
+
+
+def test_a_comparison_is_private_as_a_whole(tmp_path):
+    words = (
+        "compare",
+        "digits",
+        "--clients",
+        "3",
+        "--methods",
+        "local,fedavgft",
+        "--steps",
+        "2",
+        "--dp-noise",
+        "2",
+        "--rounds",
+        "3",
+    )
+    methods = answer(*words, "--out", tmp_path / "a")["methods"]
+    assert [row["noise"] for row in methods] == [2.0, 2.0]
+    assert methods[0]["epsilon"] < methods[1]["epsilon"]  # fine-tuning costs
+    assert "not counted" in done(*words, "--tune", "--grid", "lr=0.1,0.2", "--out", tmp_path / "b").stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--dp-noise", "1", "--target-epsilon", "1"), "not both"),
+        (("--dp-noise", "-1"), "dp_noise must be"),
+        (("--target-epsilon", "0"), "target_epsilon must be"),
+        (("--target-epsilon", "1e-7"), "cannot be reached"),
+        (("--dp-clip", "1", "--set", 'opt={kind="private"}'), "privacy is set twice"),
+        (("--method", "knnper", "--dp-clip", "1"), "KNNPer cannot be private"),
+        (("--method", "fedclup", "--steps", "theory", "--dp-clip", "1"), "not private"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_privacy_refused_is_one_line(words, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = refusal("run", "digits", "--clients", "3", "--model", "mlp", *QUICK, *words)
+    assert said in line

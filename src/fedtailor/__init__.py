@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from fedtailor.engine.compare import Comparison, compare
     from fedtailor.engine.run import run
     from fedtailor.laws import check_algorithm
-    from fedtailor.local import SGD, Adam, descend, prox, scan
+    from fedtailor.local import SGD, Adam, Private, descend, prox, scan
     from fedtailor.local.schedule import Cosine, Exponential, Harmonic, Milestones
     from fedtailor.runs.history import Run
     from fedtailor.task import Task
@@ -70,7 +70,7 @@ _HOMES = {
     "fedtailor.engine.compare": ("Comparison", "compare"),
     "fedtailor.engine.run": ("run",),
     "fedtailor.laws": ("check_algorithm",),
-    "fedtailor.local": ("SGD", "Adam", "descend", "prox", "scan"),
+    "fedtailor.local": ("SGD", "Adam", "Private", "descend", "prox", "scan"),
     "fedtailor.local.schedule": ("Cosine", "Exponential", "Harmonic", "Milestones"),
     "fedtailor.runs.history": ("Run",),
     "fedtailor.task": ("Task",),
@@ -118,6 +118,7 @@ __all__ = [
     "PFedMe",
     "PartialFed",
     "PerFedAvg",
+    "Private",
     "Round",
     "Run",
     "Scaffold",

@@ -117,6 +117,34 @@ class Settings(DataSettings):
     new_clients: float = Field(0.0, ge=0, lt=1, description="Share of clients held out, to meet the final model.")
     checkpoint_every: int | None = Field(None, ge=1, description="Rounds between checkpoints (default: by the clock).")
     device: Literal["cpu"] = Field("cpu", description="Where to compute.")
+    dp_clip: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="Private (DP-SGD): clip rows' gradients to this norm."
+    )
+    dp_noise: float | None = Field(None, ge=0, allow_inf_nan=False, description="Private: noise, as a multiple of the clip.")
+    target_epsilon: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="Private: find the noise with which no client spends more."
+    )
+    dp_delta: float | None = Field(None, gt=0, lt=1, description="Private: delta (default: min(1e-5, 1/(10 rows)) of a client).")
+    dp_sampling: Literal["poisson", "shuffle"] | None = Field(
+        None, description="Private: rows of a batch drawn one by one (poisson, amplifies), or epochs."
+    )
+
+    def private(self, algorithm: Algorithm) -> Algorithm:
+        """The method with a private optimiser around its own, if the flags ask for one."""
+        from dataclasses import replace
+
+        from fedtailor.local import Private
+
+        names = {"clip": "dp_clip", "noise": "dp_noise", "target_epsilon": "target_epsilon", "delta": "dp_delta"}
+        given = {key: getattr(self, flag) for key, flag in {**names, "sampling": "dp_sampling"}.items()}
+        given = {key: value for key, value in given.items() if value is not None}
+        if not given:
+            return algorithm
+        if "noise" in given and "target_epsilon" in given:
+            raise InvalidArgument("give --dp-noise or --target-epsilon, not both")
+        if isinstance(algorithm.opt, Private):
+            raise InvalidArgument("privacy is set twice; give the flags (--dp-clip, ...) or a private opt, not both")
+        return replace(algorithm, opt=Private(opt=algorithm.opt, **given))
 
     def options(self) -> dict[str, Any]:
         """What ``ft.run`` takes, beside the method, the data and the model."""
@@ -204,7 +232,7 @@ class RunSettings(Settings):
     def algorithm(self) -> Algorithm:
         from fedtailor.algorithms.settings import make
 
-        return make(self.method, self.set_)
+        return self.private(make(self.method, self.set_))
 
 
 class CompareSettings(Settings):
@@ -241,7 +269,7 @@ class CompareSettings(Settings):
             shown = label if label in own and "method" in own[label] else kind.__name__
             if shown in out:
                 raise InvalidArgument(f"{label} is given twice; name each method once")
-            out[shown] = make(kind.__name__, values)
+            out[shown] = self.private(make(kind.__name__, values))
         return out
 
 

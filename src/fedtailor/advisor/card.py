@@ -227,7 +227,7 @@ def _refuses(attempt: Callable[[], object]) -> bool:
 
 def _needs(plan: Plan, task: Task | None = None, federation: Federation | None = None) -> bool:
     """Whether the method, which runs on the plan, refuses a task or a federation that lacks something."""
-    feed = Feed(federation or plan.federation, plan.feed.phases, plan.feed.batch_size, plan.feed.seed)
+    feed = plan.feed.like(federation=federation)
     return _refuses(lambda: probe(plan.algorithm, task or plan.task, feed))
 
 

@@ -38,6 +38,7 @@ class AL2SGD(Algorithm):
 
     has_theory = True
     needs_everyone = True
+    leak = "its steps are differences of plain gradients, some over all rows"
 
     def __post_init__(self):
         super().__post_init__()

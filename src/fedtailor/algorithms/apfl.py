@@ -36,6 +36,7 @@ class APFL(Algorithm):
         Limit({"alpha": 0.0, "adaptive": False}, "FedAvg", exact=False),
         Limit({"alpha": 1.0, "adaptive": False}, "Local", exact=False),
     )
+    leak = "it steps by plain gradients of two mixed models"
 
     def init_server(self, task):
         return {"model": task.init()}, {}

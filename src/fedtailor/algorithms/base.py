@@ -22,7 +22,7 @@ from torch import Tensor
 from fedtailor.data import rng
 from fedtailor.data.batches import Work
 from fedtailor.errors import InvalidArgument
-from fedtailor.local import SGD, Optimizer, Schedule
+from fedtailor.local import SGD, Optimizer, Private, Schedule
 from fedtailor.local.schedule import at
 from fedtailor.task import Task
 from fedtailor.tree import BUFFER
@@ -102,6 +102,7 @@ class Algorithm(ABC):
     has_theory: ClassVar[bool] = False  # True: steps="theory" is resolved before the run (theory/rates.py)
     words: ClassVar[Mapping[str, str]] = {}  # the word a field may hold in place of a number (theory/rates.py)
     limits: ClassVar[tuple[Limit, ...]] = ()
+    leak: ClassVar[str | None] = None  # what it does with rows that no private optimiser covers: refused under privacy
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -150,6 +151,14 @@ class Algorithm(ABC):
     def silent(self, rnd: Round) -> bool:
         """True for a round in which nothing needs to travel; its bytes are not counted."""
         return False
+
+    def looks(self, rnd: Round) -> bool:
+        """False for a round in which no client looks at its rows: it costs no privacy."""
+        return True
+
+    def privately(self, opt: Optimizer) -> Optimizer:
+        """Another optimiser than ``opt``, private where ``opt`` is."""
+        return self.opt.around(opt) if isinstance(self.opt, Private) else opt
 
     def optimizer(self, rnd: Round | None = None, lr: float | Schedule | None = None) -> Optimizer:
         """``opt`` with the round's step size: of the method's ``lr`` unless another is given.

@@ -36,6 +36,7 @@ class FedCLUPDynamic(Algorithm):
     tolerance: float = param(1e-3, ge=0)
 
     limits = (Limit({"patience": 10**6}, "FedCLUP", exact=False, also={"server_lr": None}),)
+    leak = "clients send their loss on validation rows"
 
     def __post_init__(self):
         super().__post_init__()

@@ -184,13 +184,13 @@ class Flow(Algorithm):
 
         def mixed(params: Any, batch: Any) -> tuple[Tensor, Tensor]:
             """(risk of the mixed model, scores)."""
-            x, key = batch["x"], batch["key"]
-            with batch_context(batch.get("mask"), key):
+            x, key, row = batch["x"], batch["key"], batch.get("row")
+            with batch_context(batch.get("mask"), key, row):
                 if states is not None:
-                    decide = self.decide(params["router"], key) if self.routed else self.decide(None, like=own)
+                    decide = self.decide(params["router"], key, row) if self.routed else self.decide(None, like=own)
                     logits, found = states(params["model"], own, decide, x, training=True)
                     return task.risk_of(logits, batch, params["model"], {}), found
-                found = router.scores(params["router"], x, self.router_dropout, key) if self.routed else torch.empty(0)
+                found = router.scores(params["router"], x, self.router_dropout, key, row) if self.routed else torch.empty(0)
                 q = torch.softmax(found, -1) if self.routed else self.fixed(own, len(paths))
                 logits, moved = routing.soft(paths, params["model"], own, q, x, training=True)
             return task.risk_of(logits, batch, params["model"], moved), found
@@ -270,12 +270,12 @@ class Flow(Algorithm):
             return self.decide(personal.get("router", shared["router"]))
         return self.decide(None, like=shared["model"])
 
-    def decide(self, params, key=None, like=None):
+    def decide(self, params, key=None, row=None, like=None):
         """The router of a recurrent model, from what it reads at a position [rows, inputs] to scores [rows, 2]; without
         ``params``, the scores of a fixed q0."""
         if params is None:
             return lambda seen: self.fixed(like, 1)[0].log().expand(len(seen), 2)
-        return lambda seen: router.scores(params, seen, self.router_dropout, key)[:, 0]
+        return lambda seen: router.scores(params, seen, self.router_dropout, key, row)[:, 0]
 
     def fixed(self, model, count):
         """The q of a fixed q0, [1, routes, 2]."""

@@ -32,6 +32,7 @@ class HypCluster(Algorithm):
     spread: float = param(0.1, gt=0)
 
     limits = (Limit({"k": 1}, "FedAvg", exact=False),)
+    leak = "a client chooses its cluster by the loss on its training rows"
 
     def work(self):
         look = amount(None, 1)  # one pass over all training rows, to choose by

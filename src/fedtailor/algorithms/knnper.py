@@ -34,6 +34,8 @@ class KNNPer(Algorithm):
     scale: float = param(1.0, gt=0)
     server_lr: float = param(1.0, gt=0)
 
+    leak = "a client predicts from its stored training rows"
+
     def work(self):
         return {**super().work(), "personalize": amount(None, 1)}  # every training row once
 

@@ -56,6 +56,9 @@ class L2GD(Algorithm):
         before = rnd.number > 0 and self.averages(rnd, rnd.number - 1)
         return before or not self.averages(rnd, rnd.number)
 
+    def looks(self, rnd):
+        return not self.averages(rnd, rnd.number)
+
     def init_server(self, task):
         return {"model": task.init()}, {}
 

@@ -91,7 +91,7 @@ class PartialFed(Algorithm):
         def risk(params, batch):
             return task.risk(mixture(task, g, w, straight_through(params["logits"], batch["key"], tau)), batch)
 
-        a = descend(risk, {"logits": a}, data["logits"], SGD(lr=self.logit_lr))["logits"]
+        a = descend(risk, {"logits": a}, data["logits"], self.privately(SGD(lr=self.logit_lr)))["logits"]
         return {"delta": tree.sub(w, g)}, {"model": w, "logits": a}
 
     def server_update(self, task, shared, server, upload, rnd):

@@ -33,6 +33,8 @@ class PerFedAvg(Algorithm):
     finetune_steps: int | None = param(None, ge=0)  # one step if neither is given
     finetune_epochs: int | None = param(None, ge=0)
 
+    leak = "it steps by plain gradients taken one step ahead"
+
     def __post_init__(self):
         super().__post_init__()
         if self.hessian not in ("first-order", "free"):

@@ -41,7 +41,7 @@ class Whole:
         if not training or self.task.forward is None:
             return self.task.apply(dict(model), x), {}
         now = under_way()
-        return self.task.forward(dict(model), {"x": x, **{k: v for k, v in now._asdict().items() if k in ("mask", "key")}})
+        return self.task.forward(dict(model), {"x": x, **{k: v for k, v in now._asdict().items() if k in ("mask", "key", "row")}})
 
 
 Route = Block | Whole

@@ -21,12 +21,13 @@ from dataclasses import dataclass
 from fedtailor import tree
 from fedtailor.algorithms.base import Algorithm, param
 from fedtailor.errors import InvalidArgument
-from fedtailor.local import SGD, Schedule, count_steps, descend, linear
+from fedtailor.local import SGD, Private, Schedule, count_steps, descend, linear
 
 
 def plain_sgd(method):
     """Refuse what would make (u - u_K)/(K lr) something else than a mean of gradients."""
-    if type(method.opt) is not SGD or method.opt.momentum or method.opt.weight_decay or isinstance(method.lr, Schedule):
+    opt = method.opt.opt if isinstance(method.opt, Private) else method.opt
+    if type(opt) is not SGD or opt.momentum or opt.weight_decay or isinstance(method.lr, Schedule):
         name = type(method).__name__
         raise InvalidArgument(f"{name}: control variates need plain SGD with a constant lr; use opt=ft.SGD() and a number for lr")
     if method.radius is not None:

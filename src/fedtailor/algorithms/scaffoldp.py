@@ -47,6 +47,10 @@ class ScaffoldP(Partial):
     def roll_call(self):  # type: ignore[override]
         return self.first == "gradients"
 
+    @property
+    def leak(self):  # type: ignore[override]
+        return "its first round sends plain gradients (first='zeros' does not)" if self.first == "gradients" else None
+
     def init_server(self, task):
         u = tree.drop(task.init(), self.mine(task))
         return {"model": u, "control": tree.zeros(tree.trainable(u))}, {}

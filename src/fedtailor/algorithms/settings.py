@@ -11,11 +11,11 @@ from fedtailor.algorithms import registry
 from fedtailor.algorithms.base import Algorithm
 from fedtailor.algorithms.fedopt import ServerOptimizer
 from fedtailor.errors import InvalidArgument, nearest
-from fedtailor.local import SGD, Adam, Optimizer
+from fedtailor.local import SGD, Adam, Optimizer, Private
 from fedtailor.local.schedule import Cosine, Exponential, Harmonic, Milestones, Schedule
 
 SERVERS: list[type[Any]] = [kind for kind in registry.values() if issubclass(kind, ServerOptimizer)]
-OTHERS: tuple[type[Any], ...] = (SGD, Adam, Cosine, Exponential, Harmonic, Milestones)
+OTHERS: tuple[type[Any], ...] = (SGD, Adam, Private, Cosine, Exponential, Harmonic, Milestones)
 KINDS: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in (*OTHERS, *SERVERS)}
 
 

@@ -19,6 +19,8 @@ from torch import Tensor
 from fedtailor.data import rng
 from fedtailor.errors import InvalidArgument
 
+WORDS = 2**22  # random words drawn at a time
+
 
 @dataclass(frozen=True)
 class Work:
@@ -144,6 +146,48 @@ def _among(rows: NDArray[np.int64], index: NDArray[np.int64]) -> NDArray[np.int6
     return np.broadcast_to(np.where(narrow >= 0, flat, -1), index.shape)
 
 
+def poisson(
+    keys: NDArray[np.uint64],
+    sizes: NDArray[np.int64],
+    work: Work,
+    batch_size: int | None,
+    lots: NDArray[np.uint64] | None = None,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """As ``indices``, but in every step each row is in the batch with probability q = min(1, batch_size/size), on its own; within
+    ``work.part``, each row of the part, and its size.
+
+    Batches vary in size and may be empty: -1 says nothing about whether a step is real, the counts do. The last axis is as wide
+    as the largest batch drawn, so none is cut. Rows come in their natural order.
+    """
+    if work.part is not None:
+        assert lots is not None
+        inside, counts = poisson(keys, work.rows(sizes), replace(work, part=None), batch_size)
+        return _among(members(lots, sizes, work), inside), counts
+    counts = work.count(sizes, batch_size)
+    if batch_size is None or (sizes <= batch_size).all():
+        return indices(keys, sizes, work, batch_size)
+    steps, drawn = int(counts.max(initial=0)), 1 if work.same_batch else int(counts.max(initial=0))
+    row = np.arange(int(sizes.max(initial=0)), dtype=np.uint64)
+    limit = np.floor(np.minimum(1.0, batch_size / sizes) * 2.0**53).astype(np.uint64)[:, None, None]
+    found: list[tuple[NDArray[np.int64], ...]] = []
+    block = max(1, WORDS // max(1, len(keys) * len(row)))
+    for start in range(0, drawn, block):
+        step = np.arange(start, min(start + block, drawn), dtype=np.uint64)
+        words = rng.mix(rng.mix(keys[:, None], rng.purpose("poisson"), step)[:, :, None], row) >> np.uint64(11)
+        chosen = (words < limit) & (row < sizes[:, None, None]) & (step < counts[:, None])[:, :, None]
+        who, when, which = np.nonzero(chosen)
+        found.append((who, when + start, which))
+    who, when, which = (np.concatenate(part) for part in zip(*found, strict=True)) if found else (np.zeros(0, np.int64),) * 3
+    order = np.lexsort((which, when, who))
+    who, when, which = who[order], when[order], which[order]
+    cell = who * drawn + when
+    width = np.bincount(cell, minlength=len(keys) * drawn)
+    place = np.arange(len(cell)) - np.repeat(np.cumsum(width) - width, width)
+    index = np.full((len(keys), drawn, max(1, int(width.max(initial=0)))), -1)
+    index[who, when, place] = which
+    return (np.broadcast_to(index, (len(keys), steps, index.shape[2])) if work.same_batch else index), counts
+
+
 def permutations(keys: NDArray[np.uint64], sizes: NDArray[np.int64], epochs: int) -> NDArray[np.int64]:
     """A permutation of range(size) per client and epoch, [clients, epochs, widest]: sort the rows by random words.
 
@@ -171,7 +215,7 @@ class Batches(Mapping[str, Any]):
     """One client's batches in one phase. Iterating gives dicts of x, y, key; the last batch is as short as it is.
 
     As a mapping it shows what a padded client shows: x, y, mask, key with leading axes (steps, batch), ``val`` and the
-    further phases a method declared.
+    further phases a method declared. ``expected`` is the mean size of a batch where batches are Poisson samples; they show it.
     """
 
     def __init__(
@@ -182,10 +226,12 @@ class Batches(Mapping[str, Any]):
         keys: NDArray[np.int64],
         more: Mapping[str, Any] | None = None,
         dtype: torch.dtype | None = None,
+        expected: float | None = None,
     ) -> None:
         self._x, self._y, self._index, self._keys = x, y, index, keys
         self._dtype = dtype or (x.dtype if x.is_floating_point() else torch.float32)  # of the mask
         self._more = dict(more or {})
+        self._extra = {} if expected is None else {"expected": torch.tensor(expected, dtype=torch.float64)}
         same = len(index) > 0 and (len(index) == 1 or index.strides[0] == 0)
         self._whole = same and np.array_equal(index[0], np.arange(len(y)))
         self._views: dict[str, Tensor] = {}
@@ -198,18 +244,18 @@ class Batches(Mapping[str, Any]):
         keys = torch.from_numpy(self._keys)
         if self._whole:  # the same full batch every step: no copy
             for key in keys:
-                yield {"x": self._x, "y": self._y, "key": key}
+                yield {"x": self._x, "y": self._y, "key": key, **self._extra}
             return
         widths = (self._index >= 0).sum(1)
         index = torch.from_numpy(np.array(self._index)).to(self._x.device)
         for row, width, key in zip(index, widths, keys, strict=True):
             rows = row[:width]
-            yield {"x": self._x.index_select(0, rows), "y": self._y.index_select(0, rows), "key": key}
+            yield {"x": self._x.index_select(0, rows), "y": self._y.index_select(0, rows), "key": key, **self._extra}
 
     def __getitem__(self, name: str) -> Any:
         if name in self._more:
             return self._more[name]
-        if name not in ("x", "y", "mask", "key"):
+        if name not in ("x", "y", "mask", "key", *self._extra):
             raise KeyError(name)
         if name not in self._views:
             index = torch.from_numpy(np.array(self._index)).to(self._x.device)
@@ -218,11 +264,12 @@ class Batches(Mapping[str, Any]):
                 "y": lambda: self._y[index.clamp(min=0)],
                 "mask": lambda: (index >= 0).to(self._dtype),
                 "key": lambda: torch.from_numpy(self._keys),
+                "expected": lambda: self._extra["expected"].expand(len(index)),
             }[name]()
         return self._views[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(("x", "y", "mask", "key", *self._more))
+        return iter(("x", "y", "mask", "key", *self._extra, *self._more))
 
     def __len__(self) -> int:
-        return 4 + len(self._more)
+        return 4 + len(self._extra) + len(self._more)

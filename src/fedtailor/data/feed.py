@@ -11,17 +11,31 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtailor.data import rng
-from fedtailor.data.batches import Batches, Work, indices, step_keys
+from fedtailor.data.batches import Batches, Work, indices, poisson, step_keys
 from fedtailor.data.federation import Federation, Split
+from fedtailor.data.guard import Guard
 
 Phases = Mapping[str, Work]
 
 
 class Feed:
-    """The data of a run, by (round, client, phase). ``round`` is -1 where there is none (personalising at the end)."""
+    """The data of a run, by (round, client, phase). ``round`` is -1 where there is none (personalising at the end).
 
-    def __init__(self, federation: Federation, phases: Phases, batch_size: int | None, seed: int) -> None:
+    ``sampling`` is ``shuffle`` (epochs of permuted rows) or ``poisson`` (every row for itself). With a ``guard`` the data are for
+    private descents only: ``one`` gives them guarded, those of ``many`` are to be guarded (``guarded``) inside vmap.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        phases: Phases,
+        batch_size: int | None,
+        seed: int,
+        sampling: str = "shuffle",
+        guard: Guard | None = None,
+    ) -> None:
         self.federation, self.phases, self.batch_size, self.seed = federation, phases, batch_size, seed
+        self.sampling, self.guard = sampling, guard
         self._space: dict[tuple[str, torch.Size], Tensor] = {}
 
     @property
@@ -29,6 +43,21 @@ class Feed:
         """Of masks, counts and facts: the features', or the run's where they are tokens."""
         x = self.federation.train.x
         return x.dtype if x.is_floating_point() else self.federation.precision
+
+    def like(self, phases: Phases | None = None, federation: Federation | None = None, guard: Guard | None = None) -> Feed:
+        """This feed with other work, other clients or another guard."""
+        return Feed(
+            federation or self.federation, phases or self.phases, self.batch_size, self.seed, self.sampling, guard or self.guard
+        )
+
+    def guarded(self, data: Any, phase: str = "train") -> Any:
+        """One client's data as a method may see them."""
+        return data if self.guard is None else self.guard.over(data, self.main_phase(phase))
+
+    def expected(self, clients: NDArray[np.int64], phase: str) -> NDArray[np.float64]:
+        """Mean rows of a batch: all of a small client's."""
+        sizes = self.phases[phase].rows(self.federation.train.sizes[clients])
+        return (sizes if self.batch_size is None else np.minimum(sizes, self.batch_size)).astype(np.float64)
 
     def keys(self, clients: NDArray[np.int64], round: int, phase: str) -> NDArray[np.uint64]:
         return rng.mix(self.seed, rng.purpose(phase), np.int64(round), self.federation.keys[clients])
@@ -47,7 +76,8 @@ class Feed:
         if work.part is not None:
             when = (np.int64(round),) if work.redraw else ()
             lots = rng.mix(self.seed, rng.purpose("part"), *when, self.federation.keys[clients])
-        index, _ = indices(keys, self.federation.train.sizes[clients], work, self.batch_size, lots)
+        draw = poisson if self.sampling == "poisson" else indices
+        index, _ = draw(keys, self.federation.train.sizes[clients], work, self.batch_size, lots)
         return index, keys
 
     def _rows(self, clients: NDArray[np.int64], phase: str) -> Tensor:
@@ -56,17 +86,21 @@ class Feed:
 
     def notes(self) -> list[str]:
         """What a reader should know about how the clients' rows are used."""
+        alike = (
+            "under privacy every sequence counts alike, whatever its length: rows are clipped by the mean over their positions"
+        )
+        said = [alike] if self.guard is not None and self.federation.per_position else []
         sizes = self.federation.train.sizes
         parts = [work for work in self.phases.values() if work.part not in (None, (0, 1))]
         small = np.zeros(len(sizes), bool)
         for work in parts:
             small |= work.rows(sizes) == sizes
         if not small.any():
-            return []
+            return said
         ids = np.flatnonzero(small)
         shown = ", ".join(self.federation.names[i] for i in ids[:5]) + (", ..." if len(ids) > 5 else "")
         who = "1 client has" if len(ids) == 1 else f"{len(ids)} clients have"
-        return [f"{who} too few rows to be split in two, and all rows are used in both parts: {shown}"]
+        return [*said, f"{who} too few rows to be split in two, and all rows are used in both parts: {shown}"]
 
     def main_phase(self, phase: str) -> str:
         """A method that declares no ``personalize`` work is given its training work."""
@@ -77,7 +111,8 @@ class Feed:
         more = [name for name in self.phases if name not in ("train", "personalize")]
         return [name for name in more if name.startswith("personalize:") == (phase == "personalize")]
 
-    def one(self, client: int, round: int, phase: str = "train") -> Batches:
+    def one(self, client: int, round: int, phase: str = "train") -> Any:
+        """A ``Batches``, guarded where there is a guard."""
         phase = self.main_phase(phase)
         x, y = self.federation.train.client(client)
         more: dict[str, Any] = {name: self._batches(x, y, client, round, name) for name in self._extras(phase)}
@@ -86,12 +121,13 @@ class Feed:
             more["val"] = {"x": vx, "y": vy, "mask": torch.ones(len(vy), dtype=self._dtype)}
         if self.federation.facts:
             more["facts"] = self._facts(np.array([client]))
-        return self._batches(x, y, client, round, phase, more)
+        return self.guarded(self._batches(x, y, client, round, phase, more), phase)
 
     def _batches(self, x: Tensor, y: Tensor, client: int, round: int, phase: str, more: Any = None) -> Batches:
         index, keys = self._index(np.array([client]), round, phase)
         more = {"rows": self._rows(np.array([client]), phase), **(more or {})}
-        return Batches(x, y, index[0], step_keys(keys, index.shape[1])[0], more, self._dtype)
+        expected = float(self.expected(np.array([client]), phase)[0]) if self.sampling == "poisson" else None
+        return Batches(x, y, index[0], step_keys(keys, index.shape[1])[0], more, self._dtype, expected)
 
     def many(self, clients: NDArray[np.int64], round: int, phase: str = "train") -> dict[str, Any]:
         """Leaves [steps, clients, batch, ...]: the client axis is second, so that a step is one contiguous block.
@@ -130,7 +166,11 @@ class Feed:
         parts = {"x": self._gather(f"x/{phase}", train.x, rows), "y": self._gather(f"y/{phase}", train.y, rows), "mask": mask}
         wide = {name: part.expand(steps, *part.shape[1:]) for name, part in parts.items()}
         wide["rows"] = self._rows(clients, phase).unsqueeze(0)  # clients second
-        return {**wide, "key": torch.from_numpy(np.ascontiguousarray(step_keys(keys, steps).T))}
+        wide["key"] = torch.from_numpy(np.ascontiguousarray(step_keys(keys, steps).T))
+        if self.sampling == "poisson":  # an empty batch is a step as well; 0 where there is no step
+            real_steps = np.arange(steps)[:, None] < self.steps(clients, phase)
+            wide["expected"] = torch.from_numpy(real_steps * self.expected(clients, phase))
+        return wide
 
     def _gather(self, name: str, source: Tensor, rows: NDArray[np.int64]) -> Tensor:
         shape = torch.Size((rows.size, *source.shape[1:]))

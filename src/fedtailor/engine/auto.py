@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from fedtailor.algorithms.base import Round
-from fedtailor.data.feed import Feed
 from fedtailor.engine.base import Engine, Ids, Plan
 from fedtailor.engine.loop import WORTH_A_POOL, LoopEngine
 from fedtailor.engine.pool import cores
@@ -29,9 +28,7 @@ def choose(plan: Plan, shared: Any, ids: Ids, workers: int | None) -> tuple[Engi
     """(engine, why)."""
     if plan.task.gradient is not None:
         return VectorizedEngine(plan), "vectorized: a linear model, gradient in closed form"
-    short = {name: work.taking(2) for name, work in plan.feed.phases.items()}
-    feed = Feed(plan.federation, short, plan.feed.batch_size, plan.feed.seed)
-    trial = replace(plan, feed=feed)
+    trial = replace(plan, feed=plan.feed.like({name: work.taking(2) for name, work in plan.feed.phases.items()}))
     few = ids[:: max(1, len(ids) // SAMPLE)][:SAMPLE]
     alone = _seconds(LoopEngine(trial, workers=1), shared, few[: min(2, len(few))])
     whole = alone / 2 * float(plan.feed.steps(ids, "train").sum())  # seconds of a round in one process

@@ -35,6 +35,7 @@ class Plan:
     federation: Federation
     feed: Feed
     weights: NDArray[np.float64]
+    uses: Any = None  # where the method is private: how often it uses its batches (engine/private.py)
 
     @property
     def reduce(self) -> Reduce:

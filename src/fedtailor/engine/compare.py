@@ -18,7 +18,7 @@ from fedtailor.algorithms.settings import settings, slug
 from fedtailor.data.federation import Federation
 from fedtailor.engine import tune as tuning
 from fedtailor.engine.run import run
-from fedtailor.engine.setup import DTYPES, build_task, check, make_plan
+from fedtailor.engine.setup import DTYPES, build_task, check, make_plan, privatized
 from fedtailor.errors import InvalidArgument
 from fedtailor.metrics.cost import probe
 from fedtailor.runs import config
@@ -159,6 +159,7 @@ def rehearse(algorithms: Sequence[Algorithm], federation: Federation, model: Any
         if algorithm.needs_everyone and size < len(rows):
             raise InvalidArgument(f"{type(algorithm).__name__} needs all clients in every round; use cohort=1.0")
         ready, _ = resolve(algorithm, task, rows, given["rounds"], size, given["batch_size"], given["weights"])
+        ready = privatized(ready, task, rows, given["rounds"], size, given["batch_size"], given["seed"])
         probe(ready, task, make_plan(ready, task, rows, given["batch_size"], given["seed"], given["weights"]).feed)
 
 

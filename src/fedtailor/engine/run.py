@@ -22,7 +22,18 @@ from fedtailor.engine.auto import choose
 from fedtailor.engine.base import Engine, Plan, one_thread
 from fedtailor.engine.loop import LoopEngine
 from fedtailor.engine.measure import Columns, evaluate, meet_newcomers, on_union, personal_trees, routing
-from fedtailor.engine.setup import DTYPES, build_task, check, cohort_of, make_plan, newcomers_of, round_of
+from fedtailor.engine.private import spent
+from fedtailor.engine.setup import (
+    DTYPES,
+    build_task,
+    check,
+    cohort_of,
+    make_plan,
+    newcomers_of,
+    privatized,
+    round_of,
+    visits_of,
+)
 from fedtailor.engine.vectorized import VectorizedEngine
 from fedtailor.errors import Diverged, InvalidArgument
 from fedtailor.metrics.client import score_name
@@ -103,11 +114,20 @@ def run(
     learners = federation if newcomers is None else federation.take(np.setdiff1d(np.arange(len(federation)), newcomers))
     size = cohort_size(cohort, len(learners))
     algorithm, found = resolve(algorithm, what, learners, rounds, size, batch_size, weights)
+    algorithm = privatized(algorithm, what, learners, rounds, size, batch_size, seed)
     if algorithm.needs_everyone and size < len(learners):
         raise InvalidArgument(f"{type(algorithm).__name__} needs all clients in every round; use cohort=1.0")
     plan = make_plan(algorithm, what, learners, batch_size, seed, weights)
     facts = probe(algorithm, what, plan.feed)
     every = max(1, rounds // 20) if evaluate_every is None else evaluate_every
+    privacy = spent(plan, visits_of(plan, rounds, size)) if plan.uses is not None else {"epsilon": None}
+    if plan.uses is not None and plan.uses.end:
+        if evaluate_every:
+            raise InvalidArgument(
+                f"{type(algorithm).__name__} trains on a client's rows whenever it is evaluated; under privacy that is once, "
+                "at the end: use evaluate_every=0"
+            )
+        every = 0
     state = State(*algorithm.init_server(what), Store(len(learners)))
 
     with ExitStack() as held:
@@ -168,6 +188,8 @@ def run(
         if newcomers is not None:
             others = make_plan(algorithm, what, federation.take(newcomers), batch_size, seed, weights)
             newly, outside = meet_newcomers(others, state.shared, rounds)
+            if others.uses is not None:
+                newly["new_epsilon"] = spent(others, np.ones(len(newcomers), np.int64))["epsilon"]
         summary = (earlier and earlier.summary) or {
             "algorithm": type(algorithm).__name__,
             "settings": written(algorithm),
@@ -187,7 +209,7 @@ def run(
             "personal_parameters": tree.size(chosen.personal(state.shared, 0, state.store)),
             "bytes_down": sum(r["bytes_down"] for r in records),
             "bytes_up": sum(r["bytes_up"] for r in records),
-            "epsilon": None,
+            **privacy,
             **_best(records, score_name(what.kind)),
             **({} if found is None else {"mu": found.mu, "smoothness": found.smoothness}),
             **last,

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from fedtailor import models, tree
@@ -16,7 +17,9 @@ from fedtailor.data import rng
 from fedtailor.data.federation import Federation
 from fedtailor.data.feed import Feed
 from fedtailor.engine.base import Ids, Plan
+from fedtailor.engine.private import guarded, settled
 from fedtailor.errors import InvalidArgument
+from fedtailor.local import Private
 from fedtailor.server.cohort import sample
 from fedtailor.task import Task
 from fedtailor.task.losses import BY_KIND
@@ -55,7 +58,27 @@ def build_task(model: str | nn.Module | Task, federation: Federation, seed: int,
 def make_plan(algorithm: Algorithm, task: Task, federation: Federation, batch_size: int | None, seed: int, weights: str) -> Plan:
     sizes = federation.train.sizes
     share = sizes / sizes.sum() if weights == "size" else np.full(len(federation), 1 / len(federation))
-    return Plan(algorithm, task, federation, Feed(federation, algorithm.work(), batch_size, seed), share)
+    return guarded(Plan(algorithm, task, federation, Feed(federation, algorithm.work(), batch_size, seed), share))
+
+
+def visits_of(plan: Plan, rounds: int, size: int) -> NDArray[np.int64]:
+    """In how many rounds each client looks at its rows."""
+    plays = Round(rounds=rounds, clients=len(plan.federation), seed=plan.feed.seed)
+    out = np.zeros(len(plan.federation), np.int64)
+    for number in range(rounds):
+        if plan.algorithm.looks(replace(plays, number=number)):
+            out[cohort_of(plan.federation, plan.algorithm, size, plan.feed.seed, number)] += 1
+    return out
+
+
+def privatized(
+    algorithm: Algorithm, task: Task, federation: Federation, rounds: int, size: int, batch_size: int | None, seed: int
+) -> Algorithm:
+    """A private method that asks for an epsilon, with the noise for it; any other as it is."""
+    if not isinstance(algorithm.opt, Private) or algorithm.opt.target_epsilon is None:
+        return algorithm
+    plan = make_plan(algorithm, task, federation, batch_size, seed, "uniform")
+    return settled(algorithm, plan, visits_of(plan, rounds, size))
 
 
 def cohort_of(federation: Federation, algorithm: Algorithm, size: int, seed: int, number: int) -> Ids:

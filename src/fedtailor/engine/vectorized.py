@@ -33,7 +33,7 @@ class VectorizedEngine(Engine):
             data = plan.feed.many(chunk, rnd.number)
             personal = self._state(shared, chunk, store, data)
             upload, personal = vmap(
-                lambda own, mine: algorithm.client_update(plan.task, shared, own, mine, rnd),
+                lambda own, mine: algorithm.client_update(plan.task, shared, own, plan.feed.guarded(mine), rnd),
                 in_dims=(0, 1),
                 randomness="different",
             )(personal, data)
@@ -48,8 +48,8 @@ class VectorizedEngine(Engine):
         known = store.born[ids]
         if known.all():
             return store.get(ids)
-        task, algorithm = self.plan.task, self.plan.algorithm
-        new = vmap(lambda mine: algorithm.init_client(task, shared, mine), in_dims=1, randomness="different")(data)
+        task, algorithm, feed = self.plan.task, self.plan.algorithm, self.plan.feed
+        new = vmap(lambda mine: algorithm.init_client(task, shared, feed.guarded(mine)), in_dims=1, randomness="different")(data)
         if not known.any():
             return new
         where = torch.from_numpy(np.flatnonzero(known))
@@ -67,7 +67,9 @@ class VectorizedEngine(Engine):
         if plan.personalizes():
             data = plan.feed.many(ids, NO_ROUND, "personalize")
             own = vmap(
-                lambda p, mine: plan.algorithm.personalize(plan.task, shared, p, mine), in_dims=(0, 1), randomness="different"
+                lambda p, mine: plan.algorithm.personalize(plan.task, shared, p, plan.feed.guarded(mine, "personalize")),
+                in_dims=(0, 1),
+                randomness="different",
             )(own, data)
         return own
 

@@ -15,6 +15,7 @@ from fedtailor import tree
 from fedtailor.algorithms import registry
 from fedtailor.algorithms.base import Algorithm, Limit, Round
 from fedtailor.data.federation import Federation
+from fedtailor.data.guard import Guarded
 from fedtailor.engine.base import NO_ROUND, one_thread
 from fedtailor.engine.loop import LoopEngine
 from fedtailor.engine.measure import evaluate
@@ -103,7 +104,7 @@ def pure(ground: Ground) -> None:
         trees = [a for a in arguments if isinstance(a, dict)]
         copies = [tree.clone(t) for t in trees]
         method: Callable[..., Any] = getattr(algorithm, name)
-        first, again = method(task, *arguments), method(task, *arguments)
+        first, again = (method(task, *(a.anew() if isinstance(a, Guarded) else a for a in arguments)) for _ in range(2))
         for was, now in zip(copies, trees, strict=True):
             same(now, was, f"{name} changed an argument")
         for one, other in zip(_parts(first), _parts(again), strict=True):
@@ -160,11 +161,12 @@ def padding(ground: Ground) -> None:
     shared, _ = plan.algorithm.init_server(plan.task)
     rnd = Round(0, 1, len(plan.federation), 1)
     for client in (0, 1):
-        real = _plain(plan.feed.one(client, 0))
+        given = plan.feed.one(client, 0)
+        real = _plain(given.data if isinstance(given, Guarded) else given)
         for more_steps, more_rows in ((0, 3), (2, 0), (1, 2)):
             padded = _pad(real, more_steps, more_rows)
             answers = []
-            for data in (real, padded):
+            for data in (plan.feed.guarded(real), plan.feed.guarded(padded)):
                 personal = plan.algorithm.init_client(plan.task, shared, data)
                 answers.append(plan.algorithm.client_update(plan.task, shared, personal, data, rnd))
             where = f"client {client} with {more_steps} more steps and {more_rows} more rows"
@@ -181,12 +183,12 @@ def _pad(data: dict[str, Any], steps: int, rows: int) -> dict[str, Any]:
     out: dict[str, Any] = {name: value if name in whole else _pad(value, steps, rows) for name, value in branches.items()}
     if "rows" in data:
         out["rows"] = data["rows"]
-    for name in ("x", "y", "mask", "key"):
+    for name in ("x", "y", "mask", "key", "expected"):
         if name not in data:
             continue
         value = data[name]
-        shape = (value.shape[0] + steps, *([value.shape[1] + rows] if name != "key" else []), *value.shape[2:])
-        fill = {"x": 1e3 if value.is_floating_point() else 0, "y": 0, "mask": 0, "key": 0}[name]  # a token must be one
+        shape = (value.shape[0] + steps, *([] if name in ("key", "expected") else [value.shape[1] + rows]), *value.shape[2:])
+        fill = 1e3 if name == "x" and value.is_floating_point() else 0  # a token must be one
         wide = torch.full(shape, fill, dtype=value.dtype)
         wide[tuple(slice(0, n) for n in value.shape)] = value
         out[name] = wide

@@ -3,6 +3,7 @@
 from fedtailor.local.loop import Turn, alternate, count_steps, descend, gradient, gradient_on, repeat, scan
 from fedtailor.local.optim import SGD, Adam, Optimizer
 from fedtailor.local.penalty import Penalty, linear, prox
+from fedtailor.local.private import Private
 from fedtailor.local.schedule import Schedule
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "Adam",
     "Optimizer",
     "Penalty",
+    "Private",
     "Schedule",
     "Turn",
     "alternate",

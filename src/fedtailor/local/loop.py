@@ -22,13 +22,17 @@ from torch.func import grad as func_grad
 
 from fedtailor import tree
 from fedtailor.data.batches import Batches
+from fedtailor.data.guard import Guarded
+from fedtailor.errors import InvalidArgument
 from fedtailor.local.optim import Optimizer
 from fedtailor.local.penalty import Penalty, add_gradient, aligned
+from fedtailor.local.private import Private, private_gradient
 from fedtailor.local.stacked import descend_stacked
 from fedtailor.task import Task
 
 Risk = Callable[[Any, Mapping[str, Tensor]], Tensor]
 Record = dict[tuple[str, str, int], int]
+LEAVES = ("x", "y", "mask", "key", "expected")  # of a batch
 _meter: ContextVar[Record | None] = ContextVar("meter", default=None)
 
 
@@ -57,23 +61,52 @@ def scan(step: Callable[[Any, Mapping[str, Any]], Any], carry: Any, data: Any) -
     ``batch["step"]`` is the number of the step, counted from 0.
     """
     _note("scan", carry, {})
+    if isinstance(data, Guarded):
+        return _scan_guarded(step, carry, data)
     if isinstance(data, Batches):
         for s, batch in enumerate(data.batches()):
             carry = step(carry, {**batch, "step": s})
         return carry
     for s in range(data["mask"].shape[0]):
-        batch = {name: data[name][s] for name in ("x", "y", "mask", "key") if name in data}
-        carry = tree.where(batch["mask"].any(), step(carry, {**batch, "step": s}), carry)
+        batch = {name: data[name][s] for name in LEAVES if name in data}
+        carry = tree.where(_real(batch), step(carry, {**batch, "step": s}), carry)
     return carry
+
+
+def _scan_guarded(step: Callable[[Any, Mapping[str, Any]], Any], carry: Any, data: Guarded) -> Any:
+    """Every batch is guarded as the data are; uses are counted for each batch by itself."""
+    before = data.uses.get(data.phase, 0)
+    most = before
+
+    def watched(carry: Any, batch: Mapping[str, Any]) -> Any:
+        nonlocal most
+        data.uses[data.phase] = before
+        carry = step(carry, data.batch(batch))
+        most = max(most, data.uses[data.phase])
+        return carry
+
+    with metered(None):  # noted already
+        carry = scan(watched, carry, data.data)
+    data.uses[data.phase] = most
+    return carry
+
+
+def _real(batch: Mapping[str, Tensor]) -> Tensor:
+    """Whether a step is more than padding: it has a row, or is a Poisson sample (of which some are empty)."""
+    return batch["expected"] > 0 if "expected" in batch else batch["mask"].any()
 
 
 def repeat(batch: Mapping[str, Any], steps: int) -> Any:
     """One batch as data for ``steps`` steps (no copy)."""
+    if isinstance(batch, Guarded):
+        return batch.repeated(repeat(batch.data, steps), steps)
     keys = batch["key"] + torch.arange(steps)
     if "mask" not in batch:  # loop engine: a real batch
         index = np.broadcast_to(np.arange(len(batch["y"])), (steps, len(batch["y"])))
-        return Batches(batch["x"], batch["y"], index, keys.numpy())
-    wide = {name: batch[name].unsqueeze(0).expand(steps, *batch[name].shape) for name in ("x", "y", "mask")}
+        expected = float(batch["expected"]) if "expected" in batch else None
+        return Batches(batch["x"], batch["y"], index, keys.numpy(), expected=expected)
+    names = [name for name in LEAVES if name in batch and name != "key"]
+    wide = {name: batch[name].unsqueeze(0).expand(steps, *batch[name].shape) for name in names}
     return {**wide, "key": keys}
 
 
@@ -89,17 +122,32 @@ def descend(
 
     ``risk`` is ``task.risk``, or any function of (params, batch); ``params`` may then be any tree. ``rates`` multiplies the step
     size of single parameters; with rate 0 a parameter (or buffer) is frozen: no gradient, no decay, no momentum.
+    With a private ``opt`` buffers do not move at all.
     """
     task = _own_risk(risk)
+    data, (use,) = _unlocked(data, [opt])
     rates, penalty = rates or {}, penalty or Penalty()
     if task is not None and task.frozen:
         rates = {**rates, **dict.fromkeys(task.frozen, 0.0)}
     _note("descend", params, rates)
     if isinstance(data, Batches):
-        return _walk(risk, task, params, data, opt, penalty, rates)
+        return _walk(risk, task, params, data, opt, penalty, rates, use)
     if task is not None:
-        return descend_stacked(task, params, data, opt, penalty, rates)
-    return _traced(risk, params, data, opt, penalty, rates)
+        return descend_stacked(task, params, data, opt, penalty, rates, use)
+    return _traced(risk, params, data, opt, penalty, rates, use)
+
+
+def _unlocked(data: Any, opts: Sequence[Optimizer]) -> tuple[Any, list[int]]:
+    """(the data, for each optimiser that walks through them: how often they were used before); guarded data by private ones."""
+    if not isinstance(data, Guarded):
+        return data, [0] * len(opts)
+    if not all(isinstance(opt, Private) for opt in opts):
+        raise InvalidArgument(
+            f"{data.guard.who} descends on a client's rows without its private optimiser, so it cannot be private; "
+            "use another method, or leave privacy out"
+        )
+    opened = [data.unlock() for _ in opts]
+    return opened[0][0], [use for _, use in opened]
 
 
 @dataclass(frozen=True)
@@ -115,15 +163,17 @@ class Turn:
 def alternate(turns: Sequence[Turn], params: Mapping[str, Any], data: Any, channels_last: bool = False) -> dict[str, Any]:
     """On every batch one step of each turn, in order, each from where the one before it left the parameters.
 
-    Branches without a turn stay as they are; each turn has an optimiser's memory of its own.
+    Branches without a turn stay as they are; each turn has an optimiser's memory of its own. With private optimisers every turn
+    is a use of the batches, with noise of its own.
     """
     moving = {turn.branch: params[turn.branch] for turn in turns}
     _note("descend", moving, {f"{turn.branch}/{name}": rate for turn in turns for name, rate in turn.rates.items()})
     if not turns:
         return dict(params)
+    data, uses = _unlocked(data, [turn.opt for turn in turns])
     if isinstance(data, Batches):
-        return _walk_turns(turns, params, data, channels_last)
-    return _trace_turns(turns, params, data)
+        return _walk_turns(turns, params, data, channels_last, uses)
+    return _trace_turns(turns, params, data, uses)
 
 
 def gradient_on(risk: Risk, params: Any, batch: Mapping[str, Any]) -> Any:
@@ -137,7 +187,11 @@ def gradient_on(risk: Risk, params: Any, batch: Mapping[str, Any]) -> Any:
 
 def count_steps(data: Any) -> Any:
     """How many real steps a client has: a number, or a tensor under vmap."""
-    return data.steps if isinstance(data, Batches) else data["mask"].any(-1).sum()
+    if isinstance(data, Guarded):
+        data = data.data  # the number of steps is no secret
+    if isinstance(data, Batches):
+        return data.steps
+    return (data["expected"] > 0 if "expected" in data else data["mask"].any(-1)).sum()
 
 
 def gradient(risk: Risk, params: Any, data: Any, by_rows: bool = False) -> Any:
@@ -174,23 +228,33 @@ def _kinds(params: Any, rates: Mapping[str, float]) -> tuple[list[bool], list[fl
 
 
 def _walk(
-    risk: Risk, task: Task | None, params: Any, data: Batches, opt: Optimizer, penalty: Penalty, rates: Mapping[str, float]
+    risk: Risk,
+    task: Task | None,
+    params: Any,
+    data: Batches,
+    opt: Optimizer,
+    penalty: Penalty,
+    rates: Mapping[str, float],
+    use: int,
 ) -> Any:
     """One client, real batches: automatic or closed-form gradient, steps in place on private copies."""
     wide = task is not None and task.channels_last
     buffers, pace = _kinds(params, rates)
+    secret = isinstance(opt, Private)
     own = [_private(leaf, wide) if rate else leaf.detach() for leaf, rate in zip(tree.leaves(params), pace, strict=True)]
     model = tree.refill(params, iter(own))
     state = opt.init(own)
     center, slope = aligned(penalty.center, params), aligned(penalty.slope, params)
     closed_form = task.gradient if task is not None else None
     moving = [leaf for leaf, rate in zip(own, pace, strict=True) if rate]
-    if closed_form is None:
+    if closed_form is None and not secret:
         for leaf in moving:
             leaf.requires_grad_()
     for k, batch in enumerate(data.batches() if moving else ()):
         grads: list[Tensor | None]
-        if closed_form is None:
+        if isinstance(opt, Private):
+            grads = private_gradient(opt, risk, task, model, batch, _moves(buffers, pace), use)
+        elif closed_form is None:
             with torch.enable_grad():
                 risk(model, batch).backward(inputs=moving)
             grads = [leaf.grad for leaf in own]  # None where frozen or not used
@@ -206,13 +270,18 @@ def _walk(
     return tree.map(lambda leaf: leaf.detach().contiguous(), model)
 
 
+def _moves(buffers: Sequence[bool], pace: Sequence[float]) -> list[bool]:
+    """Which leaves have a gradient that is privatised: the parameters that are not frozen."""
+    return [bool(rate) and not is_buffer for is_buffer, rate in zip(buffers, pace, strict=True)]
+
+
 def _private(leaf: Tensor, channels_last: bool) -> Tensor:
     wide = channels_last and leaf.dim() == 4
     return leaf.detach().clone(memory_format=torch.channels_last if wide else torch.contiguous_format)
 
 
 def _traced(
-    risk: Risk, params: Any, data: Mapping[str, Tensor], opt: Optimizer, penalty: Penalty, rates: Mapping[str, float]
+    risk: Risk, params: Any, data: Mapping[str, Tensor], opt: Optimizer, penalty: Penalty, rates: Mapping[str, float], use: int
 ) -> Any:
     """Any risk under vmap: differentiate what was traced, keep the carry on padded steps."""
     kinds = _kinds(params, rates)
@@ -220,14 +289,24 @@ def _traced(
     state: Any = None
     for k, batch in enumerate(_padded(data)):
         old = tree.leaves(params)
-        found = tree.leaves(func_grad(risk)(params, batch))
+        found = _traced_gradient(risk, params, batch, opt, kinds, use)
         grads = add_gradient(found, old, *kinds, penalty.pull, center, slope)
-        params, state = _traced_step(params, found, grads, opt, state, k, kinds, batch["mask"].any())
+        params, state = _traced_step(params, found, grads, opt, state, k, kinds, _real(batch))
     return params
 
 
+def _traced_gradient(
+    risk: Risk, params: Any, batch: Mapping[str, Tensor], opt: Optimizer, kinds: tuple[list[bool], list[float]], use: int
+) -> list[Tensor]:
+    """Leaf by leaf; of a private ``opt`` the privatised one, zero where a leaf stays."""
+    if not isinstance(opt, Private):
+        return tree.leaves(func_grad(risk)(params, batch))
+    private = private_gradient(opt, risk, None, params, batch, _moves(*kinds), use)
+    return [torch.zeros_like(p) if g is None else g for g, p in zip(private, tree.leaves(params), strict=True)]
+
+
 def _padded(data: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    names = [name for name in ("x", "y", "mask", "key") if name in data]
+    names = [name for name in LEAVES if name in data]
     for k in range(data["mask"].shape[0]):
         yield {name: data[name][k] for name in names}
 
@@ -253,7 +332,9 @@ def _traced_step(
     return params, [[torch.where(real, m, b) for m, b in zip(ms, bs, strict=True)] for ms, bs in zip(state, before, strict=True)]
 
 
-def _walk_turns(turns: Sequence[Turn], params: Mapping[str, Any], data: Batches, channels_last: bool) -> dict[str, Any]:
+def _walk_turns(
+    turns: Sequence[Turn], params: Mapping[str, Any], data: Batches, channels_last: bool, uses: Sequence[int]
+) -> dict[str, Any]:
     """One client, real batches: steps in place on private copies of the branches that move."""
     own = dict(params)
     for turn in turns:
@@ -261,34 +342,42 @@ def _walk_turns(turns: Sequence[Turn], params: Mapping[str, Any], data: Batches,
     kinds = [_kinds(own[turn.branch], turn.rates) for turn in turns]
     states = [turn.opt.init(tree.leaves(own[turn.branch])) for turn in turns]
     for k, batch in enumerate(data.batches()):
-        for turn, (buffers, pace), state in zip(turns, kinds, states, strict=True):
+        for turn, (buffers, pace), state, use in zip(turns, kinds, states, uses, strict=True):
             held = tree.leaves(own[turn.branch])
             free = [leaf.detach().requires_grad_(bool(rate)) for leaf, rate in zip(held, pace, strict=True)]  # the same memory
             moving = [leaf for leaf in free if leaf.requires_grad]
             if not moving:
                 continue
-            with torch.enable_grad():
-                risk = turn.risk({**own, turn.branch: tree.refill(own[turn.branch], iter(free))}, batch)
-                found = iter(torch.autograd.grad(risk, moving, allow_unused=True))
-            grads = [next(found) if leaf.requires_grad else None for leaf in free]
+            grads: list[Tensor | None]
+            if isinstance(turn.opt, Private):
+                risk = _on_branch(turn, own)
+                grads = private_gradient(turn.opt, risk, None, own[turn.branch], batch, _moves(buffers, pace), use)
+            else:
+                with torch.enable_grad():
+                    value = turn.risk({**own, turn.branch: tree.refill(own[turn.branch], iter(free))}, batch)
+                    found = iter(torch.autograd.grad(value, moving, allow_unused=True))
+                grads = [next(found) if leaf.requires_grad else None for leaf in free]
             with torch.no_grad():
                 turn.opt.step_(held, grads, state, k, buffers, pace, stacked=False)
     return {name: tree.map(lambda leaf: leaf.contiguous(), branch) for name, branch in own.items()}
 
 
-def _trace_turns(turns: Sequence[Turn], params: Mapping[str, Any], data: Mapping[str, Tensor]) -> dict[str, Any]:
+def _on_branch(turn: Turn, params: Mapping[str, Any]) -> Risk:
+    """The turn's risk as a function of its branch, the others as they are in ``params`` now."""
+    others = dict(params)
+    return lambda mine, batch: turn.risk({**others, turn.branch: mine}, batch)
+
+
+def _trace_turns(
+    turns: Sequence[Turn], params: Mapping[str, Any], data: Mapping[str, Tensor], uses: Sequence[int]
+) -> dict[str, Any]:
     """All clients of a chunk under vmap."""
     out = dict(params)
     kinds = [_kinds(out[turn.branch], turn.rates) for turn in turns]
     states: list[Any] = [None] * len(turns)
     for k, batch in enumerate(_padded(data)):
-        real = batch["mask"].any()
-        for i, turn in enumerate(turns):
-            branch = turn.branch
-
-            def risk(mine: Any, others: dict[str, Any], turn: Turn = turn, batch: Any = batch) -> Tensor:
-                return turn.risk({**others, turn.branch: mine}, batch)
-
-            found = tree.leaves(func_grad(risk)(out[branch], out))
-            out[branch], states[i] = _traced_step(out[branch], found, found, turn.opt, states[i], k, kinds[i], real)
+        for i, (turn, use) in enumerate(zip(turns, uses, strict=True)):
+            mine = out[turn.branch]
+            found = _traced_gradient(_on_branch(turn, out), mine, batch, turn.opt, kinds[i], use)
+            out[turn.branch], states[i] = _traced_step(mine, found, found, turn.opt, states[i], k, kinds[i], _real(batch))
     return out

@@ -18,6 +18,7 @@ from torch.func import vmap
 from fedtailor import tree
 from fedtailor.local.optim import Optimizer
 from fedtailor.local.penalty import Penalty, add_gradient, aligned
+from fedtailor.local.private import Private, private_gradient
 from fedtailor.task import Task
 
 Branch = list[Tensor | None] | None
@@ -35,6 +36,7 @@ class _Call:
     pull: float | None  # None: a tensor, one number per client
     center: tuple[bool, ...] | None  # which parameters have one
     slope: tuple[bool, ...] | None
+    use: int  # of how many descents on these batches, where they are private
 
     def split(self, tensors: list[Tensor]) -> tuple[list[Tensor], dict[str, Tensor], Any, Branch, Branch]:
         queue = iter(tensors)
@@ -49,7 +51,13 @@ def _refill(present: tuple[bool, ...] | None, queue: Iterator[Tensor]) -> Branch
 
 
 def descend_stacked(
-    task: Task, params: Any, data: Mapping[str, Tensor], opt: Optimizer, penalty: Penalty, rates: Mapping[str, float]
+    task: Task,
+    params: Any,
+    data: Mapping[str, Tensor],
+    opt: Optimizer,
+    penalty: Penalty,
+    rates: Mapping[str, float],
+    use: int = 0,
 ) -> Any:
     """``descend`` on a task's own risk, for data given as tensors."""
     names = tuple(params)
@@ -59,10 +67,11 @@ def descend_stacked(
         opt,
         names,
         tuple(rates.get(name, 1.0) for name in names),
-        tuple(name for name in ("x", "y", "mask", "key") if name in data),
+        tuple(name for name in ("x", "y", "mask", "key", "expected") if name in data),
         None if isinstance(penalty.pull, Tensor) else float(penalty.pull),
         None if center is None else tuple(c is not None for c in center),
         None if slope is None else tuple(s is not None for s in slope),
+        use,
     )
     tensors = [*params.values(), *(data[name] for name in call.batch)]
     if isinstance(penalty.pull, Tensor):
@@ -120,10 +129,13 @@ def _run(call: _Call, tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _steps(data: dict[str, Tensor]) -> Iterator[tuple[Any, dict[str, Tensor]]]:
-    """(which clients, their batch) of every step in which somebody has a row; the mask is left out where all rows are real."""
+    """(which clients, their batch) of every step in which somebody has a row; the mask is left out where all rows are real.
+
+    With Poisson samples a step may be real and have no row.
+    """
     real = data["mask"] > 0  # [steps, clients, batch]
     counts = real.sum(-1)
-    busy = counts > 0
+    busy = data["expected"] > 0 if "expected" in data else counts > 0
     last = (real * torch.arange(1, real.shape[-1] + 1)).amax(-1) if real.shape[-1] else counts  # one past the last real row
     prefix = bool((busy[:, 1:] <= busy[:, :-1]).all())
     active, width = busy.sum(1).tolist(), last.amax(1).tolist() if len(last) else []
@@ -142,6 +154,10 @@ def _steps(data: dict[str, Tensor]) -> Iterator[tuple[Any, dict[str, Tensor]]]:
 
 def _gradient(call: _Call, params: list[Tensor], batch: dict[str, Tensor]) -> list[Tensor | None]:
     """Per-client gradients. The gradient of the sum of the clients' risks, in stacked parameters, is all of them."""
+    if isinstance(call.opt, Private):
+        moves = [bool(rate) and not tree.is_buffer(name) for name, rate in zip(call.names, call.rates, strict=True)]
+        model = dict(zip(call.names, params, strict=True))
+        return private_gradient(call.opt, call.task.risk, call.task, model, batch, moves, call.use, stacked=True)
     if call.task.gradient is not None:
         closed = call.task.gradient(dict(zip(call.names, params, strict=True)), batch)
         return [closed[name] if rate else None for name, rate in zip(call.names, call.rates, strict=True)]

@@ -48,7 +48,7 @@ def probe(algorithm: Algorithm, task: Task, feed: Feed, client: int = 0) -> dict
 
     Round 0 may be a roll call and some rounds may only average, so rounds are tried until one trains.
     """
-    feed = Feed(feed.federation, {name: work.taking(1) for name, work in feed.phases.items()}, feed.batch_size, feed.seed)
+    feed = feed.like({name: work.taking(1) for name, work in feed.phases.items()})
     shared, _ = algorithm.init_server(task)
     personal = algorithm.init_client(task, shared, feed.one(client, 0))
     in_round: Record = {}

@@ -22,6 +22,8 @@ PLANS: dict[int, tuple[int | str, ...]] = {
 class Image(nn.Module):
     """(n, h, w) or (n, c, h, w) to (n, c, h, w)."""
 
+    rows_apart = True
+
     def __init__(self, shape: tuple[int, int, int]) -> None:
         super().__init__()
         self.shape = shape

@@ -63,8 +63,11 @@ def init(
     return out
 
 
-def scores(params: Mapping[str, Tensor], x: Tensor, dropout: float = 0.0, key: Tensor | None = None) -> Tensor:
-    """What the softmax is taken of, [rows, routes, 2]. With a step's ``key`` the levels are thinned by ``dropout``."""
+def scores(
+    params: Mapping[str, Tensor], x: Tensor, dropout: float = 0.0, key: Tensor | None = None, row: Tensor | None = None
+) -> Tensor:
+    """What the softmax is taken of, [rows, routes, 2]. With a step's ``key`` the levels are thinned by ``dropout``; ``row`` is
+    the place in the batch where x is a single row of it."""
     h = x.flatten(1).to(params["exit.1.weight"].dtype)
     routes = sum(name.startswith("exit.") and name.endswith(".weight") for name in params)
     found = []
@@ -73,7 +76,8 @@ def scores(params: Mapping[str, Tensor], x: Tensor, dropout: float = 0.0, key: T
         if f"base.{j}.weight" in params:
             h = torch.relu(F.linear(h, params[f"base.{j}.weight"], params[f"base.{j}.bias"]))
             if dropout and key is not None:
-                h = h * (uniform(key, STREAM + j, h.shape) >= dropout).to(h) / (1 - dropout)
+                first = 0 if row is None else row * h.shape[1]
+                h = h * (uniform(key, STREAM + j, h.shape, first) >= dropout).to(h) / (1 - dropout)
         if j < routes or j == max(routes, levels):
             k = min(j, routes)
             found.append(F.linear(h, params[f"exit.{k}.weight"], params[f"exit.{k}.bias"]))

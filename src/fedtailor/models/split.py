@@ -12,6 +12,7 @@ class SplitLinear(nn.Module):
     """The first ``shared`` features meet u, the rest v (the group ``features``). Logits are (0, a'u + b'v); all start at zero."""
 
     groups = {"features": ("features",)}
+    rows_apart = True
 
     def __init__(self, inputs: int, shared: int) -> None:
         super().__init__()

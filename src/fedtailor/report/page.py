@@ -36,6 +36,7 @@ MEANINGS = {
     "worst 10%": "mean of the personal models over the worst tenth of the clients",
     "MB up, MB down": "megabytes sent by and to the clients in all rounds, as they are serialised",
     "trained": "numbers a client trains in a round",
+    "epsilon": "privacy spent, mean over clients: how far one training row can change what a client sends and predicts with",
     "time (s)": "seconds from start to end on the machine that ran it",
     "p": "two-sided p-value of Wilcoxon's signed-rank test over clients, best method against this one; Holm's correction",
     "±": "standard deviation over seeds; a client's difference is averaged over seeds before methods are compared",
@@ -64,8 +65,8 @@ def averaged(records: Sequence[Record]) -> dict[str, Any]:
     return out
 
 
-def columns(name: str) -> dict[str, str]:
-    """Summary keys shown, and what they are called."""
+def columns(name: str, private: bool = False) -> dict[str, str]:
+    """Summary keys shown, and what they are called; the privacy spent where there is any."""
     long = "accuracy" if name == "acc" else "MSE"
     return {
         f"{name}_personal": f"personal {long}",
@@ -73,6 +74,7 @@ def columns(name: str) -> dict[str, str]:
         f"{name}_global_test": "on all rows",
         "share_benefit": "benefit",
         "worst_decile": "worst 10%",
+        **({"epsilon": "epsilon"} if private else {}),
         "bytes_up": "MB up",
         "bytes_down": "MB down",
         "trained_parameters": "trained",
@@ -124,7 +126,8 @@ def write(results: Results, path: str | os.PathLike[str], **options: Any) -> Pat
 
 # -- the parts, in the order of the page; each is empty where there is nothing to show -----------------------------------
 def _methods(evidence: Evidence) -> str:
-    shown = columns(evidence.name)
+    private = any(number(r.summary.get("epsilon")) is not None for records in evidence.results.values() for r in records)
+    shown = columns(evidence.name, private)
     judged = f"val_{evidence.name}_personal"
     keys = {**({judged: "validation"} if evidence.validation else {}), **shown}
     rows = []

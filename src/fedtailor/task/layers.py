@@ -31,11 +31,12 @@ class _Draws:
 
 
 class Now(NamedTuple):
-    """The batch under way."""
+    """The batch under way. ``row`` is given where a single row of it is passed through: its place."""
 
     mask: Tensor | None
     key: Tensor | None
     draws: _Draws
+    row: Tensor | None = None
 
 
 NOTHING = Now(None, None, _Draws())  # outside a batch: no mask, no key
@@ -43,8 +44,8 @@ _batch: ContextVar[Now] = ContextVar("batch", default=NOTHING)
 
 
 @contextmanager
-def batch_context(mask: Tensor | None, key: Tensor | None) -> Iterator[None]:
-    token = _batch.set(Now(mask, key, _Draws()))
+def batch_context(mask: Tensor | None, key: Tensor | None, row: Tensor | None = None) -> Iterator[None]:
+    token = _batch.set(Now(mask, key, _Draws(), row))
     try:
         yield
     finally:
@@ -124,19 +125,19 @@ class Dropout(nn.Module):
         self.p, self.whole_channels = p, whole_channels
 
     def forward(self, input: Tensor) -> Tensor:
-        _, key, draws = _batch.get()
+        _, key, draws, row = _batch.get()
         if not self.training or self.p == 0:
             return input
         shape = input.shape[:2] + (1,) * (input.dim() - 2) if self.whole_channels else input.shape
         if key is None:
             raise InvalidArgument("a module with dropout needs a batch with a `key` when it trains")
-        kept = uniform(key, draws.take(), shape) >= self.p
+        kept = uniform(key, draws.take(), shape, 0 if row is None else row * torch.Size(shape).numel()) >= self.p
         return input * kept.to(input) / (1 - self.p)
 
 
-def uniform(key: Tensor, stream: int, shape: torch.Size | tuple[int, ...]) -> Tensor:
-    """Uniform numbers in [0, 1): entry j depends on (key, stream, j) only (SplitMix64's finaliser on a counter)."""
-    counter = torch.arange(int(torch.Size(shape).numel()), dtype=torch.int64, device=key.device).view(shape)
+def uniform(key: Tensor, stream: int, shape: torch.Size | tuple[int, ...], first: int | Tensor = 0) -> Tensor:
+    """Uniform numbers in [0, 1): entry j depends on (key, stream, first + j) only (SplitMix64's finaliser on a counter)."""
+    counter = torch.arange(int(torch.Size(shape).numel()), dtype=torch.int64, device=key.device).view(shape) + first
     start = _finalise(key + _signed(0x9E3779B97F4A7C15 * (stream + 1) % 2**64))
     word = _finalise(start + counter * _signed(0xD1342543DE82EF95))
     return ((word >> 40) & 0xFFFFFF).to(torch.float32) / 2**24

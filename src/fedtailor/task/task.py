@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,10 +16,12 @@ from fedtailor.errors import InvalidArgument, ModelMismatch
 from fedtailor.task.layers import batch_context, swap
 from fedtailor.task.losses import LOSSES, Loss, targets
 from fedtailor.task.parts import Block, Part, default_groups, named_groups, split_blocks
+from fedtailor.task.rows import Sums, clipped_by_layer, layers_of, shrink
 from fedtailor.tree import BUFFER
 
 Model = dict[str, Tensor]
 Batch = Mapping[str, Tensor]
+Clipped = Callable[[Model, Batch, float, Collection[str]], Sums]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,11 +50,27 @@ class Task:
     row_bytes: int = 0  # about what a position of a row takes in a training step beyond the row itself (0: not told)
     inputs: Tensor | None = None  # no rows, but the shape and type that rows have; known once the task meets data
     seed: int = 0  # for what a method starts at random beside the model
+    trainer: nn.Module | None = None  # what ``forward`` runs
+    clipped: Clipped | None = None  # sums of clipped gradients in closed form; takes stacked models and batches as well
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Parameters and buffers, in the order of the model."""
         return tuple(self.init())
+
+    @cached_property
+    def layers(self) -> dict[str, nn.Module] | None:
+        """The layers by which rows' gradients can be clipped without being written down; None where that is not possible."""
+        return None if self.trainer is None else layers_of(self.trainer)
+
+    def clipped_rows(self, model: Model, batch: Batch, clip: float, names: Collection[str]) -> Sums | None:
+        """Sums over a batch's rows of the gradients of ``names``, each row's clipped; None where it must be done row by row."""
+        if self.clipped is not None:
+            return self.clipped(model, batch, clip, names)
+        if not self.layers or self.forward is None or batch.get("mask") is not None:
+            return None
+        forward = self.forward
+        return clipped_by_layer(self.layers, lambda: self.example_loss(forward(model, batch)[0], batch["y"]), names, clip)
 
     def risk(self, model: Model, batch: Batch) -> Tensor:
         """Mean loss over the real rows of a batch (the risk to descend on); with a label per position, over their real positions.
@@ -175,7 +193,7 @@ def _from_module(
 
     def forward(model: Model, batch: Batch) -> tuple[Tensor, Model]:
         state = {names[k]: v for k, v in model.items()}
-        with batch_context(batch.get("mask"), batch.get("key")):
+        with batch_context(batch.get("mask"), batch.get("key"), batch.get("row")):
             logits = functional_call(trainer, state, (batch["x"],))  # a rebound buffer is written back to `state`
         return logits, {k: state[names[k]] for k in model if k.startswith(BUFFER)}
 
@@ -205,6 +223,8 @@ def _from_module(
         frozen=frozenset(name for name, p in module.named_parameters() if not p.requires_grad),
         channels_last=bool(getattr(module, "channels_last", False)),
         row_bytes=int(getattr(module, "row_bytes", 0)),
+        trainer=trainer,
+        clipped=_linear_clipped(loss) if linear else None,
     )
 
 
@@ -233,14 +253,7 @@ def _linear_gradient(loss: Loss) -> Callable[[Model, Batch], Model]:
     """Gradient of the risk of a linear model, weights [.., K, d], rows [.., B, d], with or without a client axis."""
 
     def gradient(model: Model, batch: Batch) -> Model:
-        weight = model["weight"]
-        x = batch["x"].flatten(weight.dim() - 1)
-        if "bias" in model:
-            product = torch.baddbmm if weight.dim() == 3 else torch.addmm
-            logits = product(model["bias"].unsqueeze(-2), x, weight.transpose(-1, -2))
-        else:
-            logits = x @ weight.transpose(-1, -2)
-        residual = loss.residual(logits, batch["y"])
+        x, residual = _linear_residual(loss, model, batch)
         mask = batch.get("mask")
         if mask is None:
             residual /= x.shape[-2]
@@ -252,3 +265,30 @@ def _linear_gradient(loss: Loss) -> Callable[[Model, Batch], Model]:
         return out
 
     return gradient
+
+
+def _linear_residual(loss: Loss, model: Model, batch: Batch) -> tuple[Tensor, Tensor]:
+    """(rows, the losses' gradients at the logits)."""
+    weight = model["weight"]
+    x = batch["x"].flatten(weight.dim() - 1)
+    if "bias" in model:
+        product = torch.baddbmm if weight.dim() == 3 else torch.addmm
+        logits = product(model["bias"].unsqueeze(-2), x, weight.transpose(-1, -2))
+    else:
+        logits = x @ weight.transpose(-1, -2)
+    return x, loss.residual(logits, batch["y"])
+
+
+def _linear_clipped(loss: Loss) -> Clipped:
+    """A row's gradient is residual x', of squared norm |residual|^2 |x|^2, and residual for the bias."""
+
+    def clipped(model: Model, batch: Batch, clip: float, names: Collection[str]) -> Sums:
+        x, residual = _linear_residual(loss, model, batch)
+        reach = x.square().sum(-1) * float("weight" in names) + float("bias" in names)
+        factor = shrink((residual.square().sum(-1) * reach).sqrt(), clip)
+        mask = batch.get("mask")
+        residual *= (factor if mask is None else factor * mask).unsqueeze(-1)
+        sums = {"weight": lambda: residual.transpose(-1, -2) @ x, "bias": lambda: residual.sum(-2)}
+        return {name: sums[name]() for name in names}
+
+    return clipped

@@ -16,7 +16,7 @@ from fedtailor.algorithms.base import Algorithm
 from fedtailor.algorithms.scaffoldp import ScaffoldP
 from fedtailor.data.federation import Federation
 from fedtailor.errors import InvalidArgument
-from fedtailor.local import SGD, gradient_on
+from fedtailor.local import SGD, Private, gradient_on
 from fedtailor.task import Task
 from fedtailor.theory.constants import CURVATURE, Constants, constants
 from fedtailor.theory.partial import PartialSteps, fedavgp_full, fedavgp_partial, scaffoldp_partial
@@ -55,6 +55,8 @@ def resolve(
 
     ``rounds``, ``cohort`` (the number of clients per round; None: all) and the rest are those of the run.
     """
+    if isinstance(algorithm.opt, Private) and "theory" in (algorithm.lr, algorithm.steps):
+        raise InvalidArgument("the theory's step sizes are read off the clients' rows, which is not private; give lr and steps")
     if isinstance(algorithm.lr, str):
         found = _partial_steps(algorithm, task, federation, rounds, cohort or len(federation), batch_size, weights)
         return replace(algorithm, **found.options), None  # type: ignore[arg-type]
