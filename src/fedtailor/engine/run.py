@@ -22,6 +22,7 @@ from fedtailor.engine.auto import choose
 from fedtailor.engine.base import Engine, Plan, one_thread
 from fedtailor.engine.loop import LoopEngine
 from fedtailor.engine.measure import Columns, evaluate, meet_newcomers, on_union, personal_trees
+from fedtailor.engine.prefix import after_prefix
 from fedtailor.engine.setup import DTYPES, build_task, check, cohort_of, make_plan, newcomers_of, round_of
 from fedtailor.engine.vectorized import VectorizedEngine
 from fedtailor.errors import Diverged, InvalidArgument
@@ -99,21 +100,22 @@ def run(
     given = algorithm
     federation = federation.to(DTYPES[dtype]).as_task(task or federation.kind)
     what = build_task(model, federation, seed, DTYPES[dtype], bias)
+    trained, rows, told = after_prefix(what, federation)  # what a client trains, on what; the rest is for predicting
     newcomers = newcomers_of(federation, new_clients, seed)
-    learners = federation if newcomers is None else federation.take(np.setdiff1d(np.arange(len(federation)), newcomers))
+    learners = rows if newcomers is None else rows.take(np.setdiff1d(np.arange(len(rows)), newcomers))
     size = cohort_size(cohort, len(learners))
-    algorithm, found = resolve(algorithm, what, learners, rounds, size, batch_size, weights)
+    algorithm, found = resolve(algorithm, trained, learners, rounds, size, batch_size, weights)
     if algorithm.needs_everyone and size < len(learners):
         raise InvalidArgument(f"{type(algorithm).__name__} needs all clients in every round; use cohort=1.0")
-    plan = make_plan(algorithm, what, learners, batch_size, seed, weights)
-    facts = probe(algorithm, what, plan.feed)
+    plan = make_plan(algorithm, trained, learners, batch_size, seed, weights)
+    facts = probe(algorithm, trained, plan.feed)
     every = max(1, rounds // 20) if evaluate_every is None else evaluate_every
-    state = State(*algorithm.init_server(what), Store(len(learners)))
+    state = State(*algorithm.init_server(trained), Store(len(learners)))
 
     with ExitStack() as held:
         journal = None
         if out is not None:
-            identity = config.identity(given, federation, state.shared, {"model": _name(model), **asked})
+            identity = config.identity(given, federation, state.shared, {"model": _name(model), **asked}, what.held)
             journal = Journal(Path(out), config.describe(given, federation, model, asked), identity, resume, checkpoint_every)
             held.callback(journal.close)
         earlier = None if journal is None else journal.found
@@ -166,7 +168,7 @@ def run(
         outside = None
         newly: dict[str, Any] = {}
         if newcomers is not None:
-            others = make_plan(algorithm, what, federation.take(newcomers), batch_size, seed, weights)
+            others = make_plan(algorithm, trained, rows.take(newcomers), batch_size, seed, weights)
             newly, outside = meet_newcomers(others, state.shared, rounds)
         summary = (earlier and earlier.summary) or {
             "algorithm": type(algorithm).__name__,
@@ -191,7 +193,7 @@ def run(
             **({} if found is None else {"mu": found.mu, "smoothness": found.smoothness}),
             **last,
             **newly,
-            "notes": list(federation.notes),
+            "notes": [*federation.notes, *what.notes, *told],
             "seconds": past + time.perf_counter() - began,
         }
         finished = Run(

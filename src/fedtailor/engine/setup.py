@@ -28,6 +28,11 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 def build_task(model: str | nn.Module | Task, federation: Federation, seed: int, dtype: torch.dtype, bias: bool) -> Task:
     """The task for a model given by name, as a module or as a task, checked against the data."""
     if isinstance(model, Task):
+        if any(t.is_floating_point() and t.dtype != dtype for t in model.held.values()):
+            have, name = (str(t).removeprefix("torch.") for t in (next(iter(model.held.values())).dtype, dtype))
+            raise InvalidArgument(
+                f"the task's frozen part is {have} and the run {name}; pass dtype={have!r}, or the module itself"
+            )
         made = replace(model, init=lambda: tree.map(lambda t: t.to(dtype) if t.is_floating_point() else t, model.init()))
     else:
         if isinstance(model, str):

@@ -90,8 +90,6 @@ def descend(
     """
     task = _own_risk(risk)
     rates, penalty = rates or {}, penalty or Penalty()
-    if task is not None and task.frozen:
-        rates = {**rates, **dict.fromkeys(task.frozen, 0.0)}
     _note("descend", params, rates)
     if isinstance(data, Batches):
         return _walk(risk, task, params, data, opt, penalty, rates)

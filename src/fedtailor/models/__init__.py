@@ -4,38 +4,72 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
+from typing import Any
 
 import torch
 from torch import nn
 
 from fedtailor.errors import InvalidArgument
+from fedtailor.models import options
+from fedtailor.models.chain import channels_of
 from fedtailor.models.cnn import PLANS, cnn
 from fedtailor.models.linear import linear
 from fedtailor.models.mlp import mlp
+from fedtailor.models.resnet import PLANS as RESNETS
+from fedtailor.models.resnet import resnet
 from fedtailor.models.split import SplitLinear
 
-__all__ = ["SplitLinear", "build", "cnn", "linear", "mlp", "names"]
+__all__ = ["SplitLinear", "build", "cnn", "linear", "mlp", "names", "resnet"]
 
 
 def names() -> tuple[str, ...]:
-    return ("linear", "split-linear", "mlp", *(f"cnn{k}" for k in PLANS))
+    return ("linear", "split-linear", "mlp", *(f"cnn{k}" for k in PLANS), *(f"resnet{k}" for k in RESNETS))
 
 
-def build(name: str, shape: tuple[int, ...], outputs: int, *, seed: int = 0, bias: bool = True) -> nn.Module:
-    """The network ``name`` for inputs of ``shape``; ``mlp:64,32`` sets the hidden widths, ``split-linear:4`` how many
-    features are shared. The seed fixes the start."""
+def options_of(name: str) -> str:
+    """What may follow a network's name after a colon."""
+    if name in ("mlp", "split-linear"):
+        return {"mlp": "hidden widths, as 64,32", "split-linear": "how many features are shared"}[name]
+    return options.spelled(_kind(name)) if takes_backbone(name) else ""
+
+
+def takes_backbone(name: str) -> bool:
+    """Whether a network can start from a file of weights."""
+    return _kind(name.partition(":")[0]) in options.WORDS
+
+
+def _kind(name: str) -> str:
+    return "resnet" if name.startswith("resnet") else name
+
+
+def build(
+    name: str,
+    shape: tuple[int, ...],
+    outputs: int,
+    *,
+    seed: int = 0,
+    bias: bool = True,
+    backbone: str | os.PathLike[str] | None = None,
+) -> nn.Module:
+    """The network ``name`` for inputs of ``shape``, with options after a colon: ``mlp:64,32`` sets the hidden widths,
+    ``split-linear:4`` how many features are shared, ``resnet18:adapters,group`` what ``resnet`` takes. The seed fixes the start,
+    or ``backbone`` does: a file of weights."""
     kind, _, option = name.partition(":")
     if kind not in names():
         near = difflib.get_close_matches(kind, names(), 1)
         hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(names())}, or a torch.nn.Module"
         raise InvalidArgument(f"unknown model {name!r}; {hint}")
+    if backbone is not None and not takes_backbone(name):
+        those = ", ".join(n for n in names() if takes_backbone(n))
+        raise InvalidArgument(f"the model {kind!r} takes no backbone; use one of {those}")
     if kind == "split-linear":
         if not option.isdigit():
             raise InvalidArgument(f"cannot read {name!r}; write for instance 'split-linear:4' for four shared features")
         if outputs != 2:
             raise InvalidArgument(f"split-linear is for two classes, not {outputs} outputs; use the model 'linear'")
         return SplitLinear(math.prod(shape), int(option))
-    if option and kind != "mlp":
+    if option and kind != "mlp" and not takes_backbone(kind):
         raise InvalidArgument(f"the model {kind!r} takes no option; write model={kind!r}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -43,7 +77,14 @@ def build(name: str, shape: tuple[int, ...], outputs: int, *, seed: int = 0, bia
             return linear(math.prod(shape), outputs, bias)
         if kind == "mlp":
             return mlp(math.prod(shape), outputs, _widths(name, option))
-        return cnn(int(kind[3:]), shape, outputs)
+        if kind.startswith("cnn"):
+            return cnn(int(kind[3:]), shape, outputs)
+        return _network(kind, shape, outputs, {**options.parse(name, _kind(kind), option), "backbone": backbone})
+
+
+def _network(kind: str, shape: tuple[int, ...], outputs: int, given: dict[str, Any]) -> nn.Module:
+    channels = channels_of(kind, shape)
+    return resnet(int(kind[6:]), outputs, channels=channels, **given)
 
 
 def _widths(name: str, option: str) -> tuple[int, ...]:

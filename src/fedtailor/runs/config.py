@@ -53,14 +53,17 @@ def describe(algorithm: Algorithm, federation: Federation, model: Any, options: 
     return out | {"set": settings(algorithm)}
 
 
-def identity(algorithm: Algorithm, federation: Federation, start: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be the same for a resumed run to be the same run."""
+def identity(
+    algorithm: Algorithm, federation: Federation, start: Any, options: Mapping[str, Any], held: Mapping[str, Tensor] | None = None
+) -> dict[str, Any]:
+    """What must be the same for a resumed run to be the same run; ``held`` is the frozen part of the model."""
     return {
         "method": type(algorithm).__name__,
         **settings(algorithm),
         **{key: plain(value) for key, value in options.items() if key not in HOW},
         "data": fingerprint(federation),
         "start": hashlib.sha256(tree.pack(start)).hexdigest(),
+        **({"frozen part": hashlib.sha256(tree.pack(held)).hexdigest()} if held else {}),
     }
 
 

@@ -74,7 +74,8 @@ class Saved:
                 whole = torch.allclose(self.task.apply(found, rows.to(next(iter(found.values())))), self.predict(client, rows))
         if not whole:
             raise ModelMismatch(f"{self.facts['algorithm']} does not predict with a single model; use predict")
-        return {name.removeprefix(tree.BUFFER): value.contiguous() for name, value in found.items()}
+        whole_model = {**self.task.held, **found}
+        return {name.removeprefix(tree.BUFFER): value.contiguous() for name, value in whole_model.items()}
 
 
 def save(run: Run, model: Any, bias: bool, seed: int, dtype: str, folder: Path) -> None:
@@ -85,6 +86,8 @@ def save(run: Run, model: Any, bias: bool, seed: int, dtype: str, folder: Path) 
     personal = {str(i): own[name] for i, name in enumerate(names)} if not heavy else {}
     personal["new"] = run.engine.newborn(run.shared) if tree.leaves(run.shared) else {}
     packed = {"shared.safetensors": tree.pack(run.shared), "personal.safetensors": tree.pack(personal)}
+    if run.task.held:  # once for everyone
+        packed["frozen.safetensors"] = tree.pack(run.task.held)
     for name, data in packed.items():
         files.write(folder / MODELS / name, data)
     schema = run.federation.schema
@@ -124,6 +127,9 @@ def _read(folder: Path) -> Saved:
         raise BadRun(f"the run in {folder} trained a module of your own; load it in Python, with ft.run(..., resume=True)")
     trees = {name: _tree(folder / MODELS / name, sha256) for name, sha256 in facts["sha256"].items()}
     network = networks.build(facts["model"], tuple(facts["shape"]), facts["outputs"], seed=facts["seed"], bias=facts["bias"])
+    if "frozen.safetensors" in trees:
+        held = {name.removeprefix(tree.BUFFER): value for name, value in trees["frozen.safetensors"].items()}
+        network.load_state_dict(held, strict=False)
     task = Task.from_module(network.to(getattr(torch, facts["dtype"])), BY_KIND[facts["kind"]].name, classes=facts["labels"])
     everyone = trees["personal.safetensors"]
     personal = {name: everyone[str(i)] for i, name in enumerate(facts["clients"]) if str(i) in everyone}

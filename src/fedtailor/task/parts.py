@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -28,8 +28,9 @@ class Block:
     path: tuple[str, ...] = ()
     modules: tuple[nn.Module, nn.Module] | None = None
 
-    def bind(self, evaluator: nn.Module, trainer: nn.Module) -> Block:
-        return Block(self.name, self.parameters, self.path, (evaluator, trainer))
+    def bind(self, evaluator: nn.Module, trainer: nn.Module, moving: Collection[str]) -> Block:
+        """The block as a function of the model; what is frozen is in the modules."""
+        return Block(self.name, tuple(n for n in self.parameters if n in moving), self.path, (evaluator, trainer))
 
     def __call__(self, model: Mapping[str, Tensor], x: Tensor, training: bool = False) -> Tensor:
         assert self.modules is not None
