@@ -102,6 +102,7 @@ class Algorithm(ABC):
     has_theory: ClassVar[bool] = False  # True: steps="theory" is resolved before the run (theory/rates.py)
     words: ClassVar[Mapping[str, str]] = {}  # the word a field may hold in place of a number (theory/rates.py)
     limits: ClassVar[tuple[Limit, ...]] = ()
+    reads_rows: ClassVar[bool] = False  # True: looks at x itself, not only through the task, also where first layers are frozen
     leak: ClassVar[str | None] = None  # what it does with rows that no private optimiser covers: refused under privacy
 
     def __init_subclass__(cls, **options: Any) -> None:

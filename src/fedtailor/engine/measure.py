@@ -20,6 +20,7 @@ from fedtailor.metrics.cost import work_of_prediction
 from fedtailor.metrics.routes import spread_of
 from fedtailor.metrics.spread import summarize
 from fedtailor.runs.store import Store
+from fedtailor.task.parts import joined
 
 Columns = dict[str, NDArray[np.float64]]
 UNION_CLIENTS, UNION_PREDICTIONS = 1_000, 1_000_000  # beyond these the union test is on a seeded sample, and says so
@@ -90,7 +91,7 @@ def routing(engine: Engine, shared: Any, store: Store, seed: int) -> dict[str, A
     own, common = (work_of_prediction(algorithm, task, shared, p, x) // len(x) for p in (personal, engine.newborn(shared)))
     q, mine, theirs = (torch.cat(part).double().numpy() for part in parts[:3])
     spread = spread_of(task.kind, q, mine, theirs, torch.cat(parts[3]).numpy() if parts[3] else None)
-    blocks = [block.name for block in task.blocks]
+    blocks = [block.name for block in joined(task.blocks)]
     sizes = {"model_parameters": tree.size(task.init()), "router_parameters": tree.size(shared.get("router", {}))}
     work = {"multiply_adds_personal": own, "multiply_adds_shared": common}
     count = q.shape[1]

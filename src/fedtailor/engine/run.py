@@ -22,6 +22,7 @@ from fedtailor.engine.auto import choose
 from fedtailor.engine.base import Engine, Plan, one_thread
 from fedtailor.engine.loop import LoopEngine
 from fedtailor.engine.measure import Columns, evaluate, meet_newcomers, on_union, personal_trees, routing
+from fedtailor.engine.prefix import after_prefix
 from fedtailor.engine.private import spent
 from fedtailor.engine.setup import (
     DTYPES,
@@ -65,6 +66,7 @@ def run(
     dtype: str = "float32",
     task: str | None = None,
     bias: bool = True,
+    backbone: str | os.PathLike[str] | None = None,
     weights: str = "uniform",
     evaluate_every: int | None = None,
     new_clients: float = 0.0,
@@ -76,8 +78,9 @@ def run(
 ) -> Run:
     """Train ``algorithm`` on ``federation`` and measure it.
 
-    ``batch_size=None`` is the full batch. ``cohort`` is the share of clients that take part in a round, or their number.
-    ``weights`` are uniform or by training size. ``evaluate_every`` counts rounds (0: only at the end; None: about twenty times).
+    ``backbone`` is a file of weights that a network given by name starts from. ``batch_size=None`` is the full batch. ``cohort``
+    is the share of clients that take part in a round, or their number. ``weights`` are uniform or by training size.
+    ``evaluate_every`` counts rounds (0: only at the end; None: about twenty times).
     ``new_clients`` holds out that share of the clients: never trained on, they meet the final model, do one round of local
     work, and are reported apart. ``callback`` is given every round's record. The result does not depend on ``workers``, and
     on ``engine`` only in the last digits.
@@ -100,6 +103,7 @@ def run(
         "dtype": dtype,
         "task": task,
         "bias": bias,
+        "backbone": None if backbone is None else str(backbone),
         "weights": weights,
         "evaluate_every": evaluate_every,
         "new_clients": new_clients,
@@ -109,16 +113,18 @@ def run(
     began = time.perf_counter()
     given = algorithm
     federation = federation.to(DTYPES[dtype]).as_task(task or federation.kind)
-    what = build_task(model, federation, seed, DTYPES[dtype], bias)
+    what = build_task(model, federation, seed, DTYPES[dtype], bias, backbone)
+    alone = not algorithm.reads_rows
+    trained, rows, told = after_prefix(what, federation) if alone else (what, federation, ())  # what a client trains, on what
     newcomers = newcomers_of(federation, new_clients, seed)
-    learners = federation if newcomers is None else federation.take(np.setdiff1d(np.arange(len(federation)), newcomers))
+    learners = rows if newcomers is None else rows.take(np.setdiff1d(np.arange(len(rows)), newcomers))
     size = cohort_size(cohort, len(learners))
-    algorithm, found = resolve(algorithm, what, learners, rounds, size, batch_size, weights)
-    algorithm = privatized(algorithm, what, learners, rounds, size, batch_size, seed)
+    algorithm, found = resolve(algorithm, trained, learners, rounds, size, batch_size, weights)
+    algorithm = privatized(algorithm, trained, learners, rounds, size, batch_size, seed)
     if algorithm.needs_everyone and size < len(learners):
         raise InvalidArgument(f"{type(algorithm).__name__} needs all clients in every round; use cohort=1.0")
-    plan = make_plan(algorithm, what, learners, batch_size, seed, weights)
-    facts = probe(algorithm, what, plan.feed)
+    plan = make_plan(algorithm, trained, learners, batch_size, seed, weights)
+    facts = probe(algorithm, trained, plan.feed)
     every = max(1, rounds // 20) if evaluate_every is None else evaluate_every
     privacy = spent(plan, visits_of(plan, rounds, size)) if plan.uses is not None else {"epsilon": None}
     if plan.uses is not None and plan.uses.end:
@@ -128,12 +134,13 @@ def run(
                 "at the end: use evaluate_every=0"
             )
         every = 0
-    state = State(*algorithm.init_server(what), Store(len(learners)))
+    state = State(*algorithm.init_server(trained), Store(len(learners)))
 
     with ExitStack() as held:
         journal = None
         if out is not None:
-            identity = config.identity(given, federation, state.shared, {"model": _name(model), **asked})
+            same = {"model": _name(model), **asked, "backbone": config.content(backbone)}
+            identity = config.identity(given, federation, state.shared, same, what.held)
             journal = Journal(Path(out), config.describe(given, federation, model, asked), identity, resume, checkpoint_every)
             held.callback(journal.close)
         earlier = None if journal is None else journal.found
@@ -186,7 +193,7 @@ def run(
         outside = None
         newly: dict[str, Any] = {}
         if newcomers is not None:
-            others = make_plan(algorithm, what, federation.take(newcomers), batch_size, seed, weights)
+            others = make_plan(algorithm, trained, rows.take(newcomers), batch_size, seed, weights)
             newly, outside = meet_newcomers(others, state.shared, rounds)
             if others.uses is not None:
                 newly["new_epsilon"] = spent(others, np.ones(len(newcomers), np.int64))["epsilon"]
@@ -214,7 +221,7 @@ def run(
             **({} if found is None else {"mu": found.mu, "smoothness": found.smoothness}),
             **last,
             **newly,
-            "notes": [*federation.notes, *plan.feed.notes()],
+            "notes": [*federation.notes, *what.notes, *told, *plan.feed.notes()],
             "seconds": past + time.perf_counter() - began,
         }
         finished = Run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -28,15 +29,31 @@ ENGINES = ("auto", "loop", "vectorized")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-def build_task(model: str | nn.Module | Task, federation: Federation, seed: int, dtype: torch.dtype, bias: bool) -> Task:
-    """The task for a model given by name, as a module or as a task, checked against the data."""
+def build_task(
+    model: str | nn.Module | Task,
+    federation: Federation,
+    seed: int,
+    dtype: torch.dtype,
+    bias: bool,
+    backbone: str | os.PathLike[str] | None = None,
+) -> Task:
+    """The task for a model given by name (``backbone``: started from these weights), as a module or as a task, checked against
+    the data."""
+    if backbone is not None and not isinstance(model, str):
+        raise InvalidArgument("backbone= is for a network given by name; load the weights into your module instead")
     if isinstance(model, Task):
+        if any(t.is_floating_point() and t.dtype != dtype for t in model.held.values()):
+            have, name = (str(t).removeprefix("torch.") for t in (next(iter(model.held.values())).dtype, dtype))
+            raise InvalidArgument(
+                f"the task's frozen part is {have} and the run {name}; pass dtype={have!r}, or the module itself"
+            )
         made = replace(model, init=lambda: tree.map(lambda t: t.to(dtype) if t.is_floating_point() else t, model.init()))
     else:
         if isinstance(model, str):
             shape = tuple(federation.train.x.shape[1:])
             words, sequences = federation.tokens, federation.per_position
-            module = models.build(model, shape, federation.outputs, seed=seed, bias=bias, tokens=words, per_position=sequences)
+            options: dict[str, Any] = {"tokens": words, "per_position": sequences, "backbone": backbone}
+            module = models.build(model, shape, federation.outputs, seed=seed, bias=bias, **options)
         elif isinstance(model, nn.Module):
             module = copy.deepcopy(model)
         else:
