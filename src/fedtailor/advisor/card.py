@@ -170,7 +170,7 @@ def _facts(ground: Ground) -> Card:
         trains_at_end=not _equal(ready, last["personal"]),
         trained_at_end=at_end,
         works_for_new_client=_works(lambda: _newcomer(plan, end["shared"])),
-        mean_only=type(plan.reduce) is Mean,
+        mean_only=type(plan.reducer(end["shared"], Round())) is Mean,
         needs_public=_needs(plan, replace(plan.task, public=None)),
         needs_features=_needs(plan, replace(plan.task, features=None)),
         needs_validation=_needs(plan, federation=replace(plan.federation, val=None)),

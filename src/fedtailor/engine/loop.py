@@ -15,6 +15,7 @@ from fedtailor.data.federation import Split
 from fedtailor.engine.base import NO_ROUND, Engine, Ids, Plan, Predictions, born, lift, row
 from fedtailor.engine.pool import Pool, cores
 from fedtailor.runs.store import Store
+from fedtailor.server.reduce import Reduce
 from fedtailor.tree import leaves
 
 WORTH_A_POOL = 0.2  # seconds of work left in a round from which worker processes pay
@@ -74,17 +75,18 @@ class LoopEngine(Engine):
     def _stored(self, store: Store, client: int) -> Any:
         return row(store.get(np.array([client])), 0) if store.born[client] else None
 
-    def round(self, shared: Any, ids: Ids, rnd: Round, store: Store) -> Any:
+    def round(self, shared: Any, ids: Ids, rnd: Round, store: Store, reduce: Reduce | None = None) -> Any:
         ids = self.canonical(ids)
         weights = torch.from_numpy(self.plan.weights[ids])
-        state = self.plan.reduce.start()
+        reduce = reduce or self.plan.reducer(shared, rnd)
+        state = reduce.start()
         for place, (upload, personal) in enumerate(self._visits(shared, ids, rnd, store)):
             one = ids[place : place + 1]
             upload, personal = lift(upload), lift(personal)
             self.check_finite(one, rnd, upload=upload, personal=personal)
             store.put(one, personal)
-            state = self.plan.reduce.add(state, upload, weights[place : place + 1], torch.tensor([place]))
-        return self.plan.reduce.finish(state)
+            state = reduce.add(state, upload, weights[place : place + 1], torch.tensor([place]))
+        return reduce.finish(state)
 
     def _visits(self, shared: Any, ids: Ids, rnd: Round, store: Store) -> Iterator[tuple[Any, Any]]:
         """(upload, personal) of each client, in order."""

@@ -15,6 +15,7 @@ from fedtailor.engine.loop import LoopEngine
 from fedtailor.metrics.client import accuracy_on, measure, score_name
 from fedtailor.metrics.spread import summarize
 from fedtailor.runs.store import Store
+from fedtailor.server.reduce import nothing
 
 Columns = dict[str, NDArray[np.float64]]
 UNION_CLIENTS, UNION_PREDICTIONS = 1_000, 1_000_000  # beyond these the union test is on a seeded sample, and says so
@@ -69,7 +70,7 @@ def meet_newcomers(plan: Plan, shared: Any, rounds: int) -> tuple[dict[str, Any]
     """
     store, ids = Store(len(plan.federation)), np.arange(len(plan.federation))
     engine = LoopEngine(plan, workers=1)
-    engine.round(shared, ids, Round(rounds, rounds, len(ids), len(ids)), store)
+    engine.round(shared, ids, Round(rounds, rounds, len(ids), len(ids)), store, nothing)
     found, _ = evaluate(engine, shared, store)
     name = score_name(plan.task.kind)
     keep = (f"{name}_personal", f"{name}_global", "share_benefit", "worst_decile")

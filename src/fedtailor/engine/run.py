@@ -140,6 +140,7 @@ def run(
                 "bytes_down": facts["bytes_down"] * talking,
                 "bytes_up": facts["bytes_up"] * talking,
                 "seconds": time.perf_counter() - started,
+                **algorithm.measures(state.server, rnd),
             }
             done = rnd.number + 1
             judged = None
