@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedtailor.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from fedtailor import errors, models, tree
+    from fedtailor import data, errors, models, tree
     from fedtailor.advisor.advise import Advice, advise
     from fedtailor.algorithms import (
         AL2SGD,
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from fedtailor.task import Task
 
 _HOMES = {
-    "fedtailor": ("errors", "models", "tree"),
+    "fedtailor": ("data", "errors", "models", "tree"),
     "fedtailor.advisor.advise": ("Advice", "advise"),
     "fedtailor.data": ("Federation", "Work"),
     "fedtailor.engine.compare": ("Comparison", "compare"),
@@ -125,6 +125,7 @@ __all__ = [
     "advise",
     "check_algorithm",
     "compare",
+    "data",
     "descend",
     "errors",
     "models",
