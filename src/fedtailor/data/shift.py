@@ -1,7 +1,7 @@
 """Test images as the world may change them: corruptions at five severities, seeded, on values in [0, 1]; and CIFAR-10.1.
 
-The kinds are those of CIFAR-10-C that need no picture of frost or water; the strengths are our own. Blurs are given for 32 pixels and
-grow with larger pictures; blocks are a share of any picture. The same draw is used at every severity, only stronger.
+The kinds are those of CIFAR-10-C that need no picture of frost or water; the strengths are our own. Blurs are given for 32
+pixels and grow with larger pictures; blocks are a share of any picture. The same draw is used at every severity, only stronger.
 """
 
 from __future__ import annotations

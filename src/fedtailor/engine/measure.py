@@ -16,7 +16,7 @@ from fedtailor.data import rng, shift
 from fedtailor.data.federation import Split
 from fedtailor.engine.base import Engine, Plan
 from fedtailor.engine.loop import LoopEngine
-from fedtailor.engine.prefix import after
+from fedtailor.engine.prefix import through
 from fedtailor.errors import InvalidData
 from fedtailor.metrics.client import accuracy_on, measure, score_name
 from fedtailor.metrics.spread import summarize
@@ -92,7 +92,7 @@ def on_shifted(run: Run, spec: str, seed: int = 0) -> dict[str, Any]:
     """A finished run on corrupted test images, as ``contrast:3``: on the clients' own and on the union; or on ``cifar10.1``."""
     engine = cast(Engine, run.engine)
     learners = [run.federation.index(name) for name in engine.plan.federation.names]
-    like, through = run.federation.train.x, engine.plan.task is not run.task
+    like = run.federation.train.x
     own: dict[str, Any] = {}
     if spec == shift.CIFAR10_1:
         x, y = shift.cifar10_1((run.federation.recipe or {}).get("data_dir"))
@@ -101,8 +101,8 @@ def on_shifted(run: Run, spec: str, seed: int = 0) -> dict[str, Any]:
             raise InvalidData(f"{spec} has images of shape {x.shape[1:]} and the clients' are {tuple(like.shape[1:])}")
     else:
         test = shift.corrupt(run.federation.take(learners), *shift.parse(spec), seed).test
-    if through:
-        test = replace(test, x=after(run.task, test.x))
+    if engine.plan.task is not run.task:
+        test = replace(test, x=through(run.task, test.x))
     if spec != shift.CIFAR10_1:
         name, found = score_name(run.task.kind), summarize(run.task.kind, _columns(engine, run.shared, run.store, test))
         own = {key: found[key] for key in (f"{name}_personal", f"{name}_global")}

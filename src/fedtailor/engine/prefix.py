@@ -36,13 +36,13 @@ def after_prefix(task: Task, federation: Federation) -> tuple[Task, Federation, 
     layers = f"{len(prefix.layers)} frozen layers (to {prefix.layers[-1]})"
     if size > ROOM:
         return task, federation, (f"The output of the first {layers} would take {size / 1e9:.1f} GB and was not kept.",)
-    rest = replace(prefix.rest, init=task.init, public=None if task.public is None else after(task, task.public))
+    rest = replace(prefix.rest, init=task.init, public=None if task.public is None else through(task, task.public))
     key = _key(task, federation)
     new: dict[str, Split] = {}
     for what in ("train", "test", "val"):
         split = getattr(federation, what)
         if split is not None:
-            new[what] = _made.get((key, what)) or Split(after(task, split.x), split.y, split.offsets)
+            new[what] = _made.get((key, what)) or Split(through(task, split.x), split.y, split.offsets)
             _made[key, what] = new[what]
     features = replace(federation, **new, public=rest.public)  # type: ignore[arg-type]
     return rest, features, (f"The first {layers} were computed once for every row.",)
@@ -54,7 +54,7 @@ def _key(task: Task, federation: Federation) -> str:
     return f"{fingerprint(federation)} {held} {task.prefix.apply} {task.prefix.layers}"
 
 
-def after(task: Task, x: Tensor) -> Tensor:
+def through(task: Task, x: Tensor) -> Tensor:
     """Rows as they leave the frozen first layers."""
     assert task.prefix is not None
     return torch.cat([task.prefix.apply(part) for part in x.split(CHUNK)]) if len(x) else x
