@@ -111,6 +111,7 @@ class Settings(DataSettings):
     """What a run and a comparison have in common."""
 
     model: str = Field("linear", description="A network by name (see: fedtailor list models).")
+    backbone: str | None = Field(None, description="Weights to start from: a .safetensors or .pt file.")
     rounds: int = Field(100, ge=1, le=LARGEST, description="Rounds of training.")
     batch_size: int = Field(32, ge=0, le=LARGEST, description="Rows per step; 0 is all of a client's rows.")
     cohort: float = Field(1.0, gt=0, allow_inf_nan=False, description="Clients per round: a share up to 1, or a number.")
@@ -140,6 +141,7 @@ class Settings(DataSettings):
             "evaluate_every",
             "new_clients",
             "device",
+            "backbone",
         )
         out = {name: getattr(self, name) for name in names}
         out["batch_size"] = self.batch_size or None
@@ -168,6 +170,25 @@ class AdviseSettings(DataSettings):
         """What ``ft.advise`` takes, beside the data and the model."""
         names = ("rounds", "steps", "epochs", "lr", "budget", "seed", "dtype", "bias", "weights")
         return {**{name: getattr(self, name) for name in names}, "batch_size": self.batch_size or None}
+
+
+class PretrainSettings(DataSettings):
+    """A network trained on all clients' rows, to start from elsewhere."""
+
+    model: str = Field("resnet8", description="A network by name (see: fedtailor list models).")
+    epochs: int = Field(10, ge=1, le=LARGEST, description="Passes through the rows.")
+    lr: float = Field(0.05, gt=0, allow_inf_nan=False, description="First step size; it falls to zero along a cosine.")
+    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of SGD.")
+    weight_decay: float = Field(5e-4, ge=0, allow_inf_nan=False, description="Weight decay of SGD.")
+    batch_size: int = Field(64, ge=1, le=LARGEST, description="Rows per step.")
+    method: Literal["pooled", "fedavg"] = Field("pooled", description="Put the rows together, or leave them with the clients.")
+    seed: int = Field(0, ge=0, le=LARGEST, description="Seed of training.")
+    backbone: str | None = Field(None, description="Weights to start from: a .safetensors or .pt file.")
+
+    def options(self) -> dict[str, Any]:
+        """What ``pretrain`` takes, beside the data and the model."""
+        names = ("epochs", "lr", "momentum", "weight_decay", "batch_size", "method", "seed", "backbone")
+        return {name: getattr(self, name) for name in names}
 
 
 class RunSettings(Settings):

@@ -23,8 +23,10 @@ LISTS = ("methods", "features", "drop", "shift")  # given with commas
 TABLES = ("set", "with", "grid")  # given as NAME=VALUE
 
 
-def command_of(kind: type[DataSettings], action: Callable[..., None], metavar: str, about: str | None) -> Callable[..., None]:
-    """A function whose parameters are the settings, for typer to read."""
+def command_of(
+    kind: type[DataSettings], action: Callable[..., None], metavar: str, about: str | None, to: Any = Out
+) -> Callable[..., None]:
+    """A function whose parameters are the settings, for typer to read; ``to`` is its flag --out."""
 
     def command(**given: Any) -> None:
         what: list[str] = given.pop("what") or []
@@ -55,7 +57,7 @@ def command_of(kind: type[DataSettings], action: Callable[..., None], metavar: s
         parameters.append(
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=_option(name, flag, field), default=None)
         )
-    for name, annotation in (("config", Config), ("save_config", SaveConfig), ("out", Out), ("as_json", Json)):
+    for name, annotation in (("config", Config), ("save_config", SaveConfig), ("out", to), ("as_json", Json)):
         default = False if name == "as_json" else None
         parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

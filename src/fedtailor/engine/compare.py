@@ -158,7 +158,7 @@ def rehearse(algorithms: Sequence[Algorithm], federation: Federation, model: Any
     for algorithm in algorithms:
         check(algorithm, federation, *judged)
     rows = federation.to(DTYPES[given["dtype"]]).as_task(given["task"] or federation.kind)
-    task = build_task(model, rows, given["seed"], DTYPES[given["dtype"]], given["bias"])
+    task = build_task(model, rows, given["seed"], DTYPES[given["dtype"]], given["bias"], given["backbone"])
     task, rows, _ = after_prefix(task, rows)
     for algorithm in algorithms:
         size = cohort_size(given["cohort"], len(rows))

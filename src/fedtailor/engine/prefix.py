@@ -16,12 +16,11 @@ from torch import Tensor
 
 from fedtailor import tree
 from fedtailor.data.federation import Federation, Split
-from fedtailor.runs.config import fingerprint
 from fedtailor.task import Task
 
 ROOM = 1 << 30  # bytes that the outputs may take; beyond, every batch goes through all layers
 CHUNK = 256  # rows at once
-_made: WeakValueDictionary[tuple[str, str], Split] = WeakValueDictionary()  # while one run holds them, others use them too
+_made: WeakValueDictionary[str, Tensor] = WeakValueDictionary()  # while one run holds them, others use them too
 
 
 def after_prefix(task: Task, federation: Federation) -> tuple[Task, Federation, tuple[str, ...]]:
@@ -36,25 +35,34 @@ def after_prefix(task: Task, federation: Federation) -> tuple[Task, Federation, 
     layers = f"{len(prefix.layers)} frozen layers (to {prefix.layers[-1]})"
     if size > ROOM:
         return task, federation, (f"The output of the first {layers} would take {size / 1e9:.1f} GB and was not kept.",)
-    rest = replace(prefix.rest, init=task.init, public=None if task.public is None else through(task, task.public))
-    key = _key(task, federation)
-    new: dict[str, Split] = {}
-    for what in ("train", "test", "val"):
-        split = getattr(federation, what)
-        if split is not None:
-            new[what] = _made.get((key, what)) or Split(through(task, split.x), split.y, split.offsets)
-            _made[key, what] = new[what]
-    features = replace(federation, **new, public=rest.public)  # type: ignore[arg-type]
-    return rest, features, (f"The first {layers} were computed once for every row.",)
-
-
-def _key(task: Task, federation: Federation) -> str:
-    assert task.prefix is not None
-    held = hashlib.sha256(tree.pack(task.held)).hexdigest()
-    return f"{fingerprint(federation)} {held} {task.prefix.apply} {task.prefix.layers}"
+    key = _key(task)
+    public = None if task.public is None else _through(task, task.public, key)
+    new = {what: _split(task, getattr(federation, what), key) for what in ("train", "test", "val")}
+    features = replace(federation, **new, public=public)  # type: ignore[arg-type]
+    told = f"The first {layers} were computed once for every row."
+    return replace(prefix.rest, init=task.init, public=public), features, (told,)
 
 
 def through(task: Task, x: Tensor) -> Tensor:
     """Rows as they leave the frozen first layers."""
+    return _through(task, x, _key(task))
+
+
+def _key(task: Task) -> str:
+    """What the outputs depend on beside the rows."""
     assert task.prefix is not None
-    return torch.cat([task.prefix.apply(part) for part in x.split(CHUNK)]) if len(x) else x
+    return f"{task.prefix.layers} {task.prefix.apply} {hashlib.sha256(tree.pack(task.held)).hexdigest()}"
+
+
+def _split(task: Task, split: Split | None, key: str) -> Split | None:
+    return None if split is None else Split(_through(task, split.x, key), split.y, split.offsets)
+
+
+def _through(task: Task, x: Tensor, key: str) -> Tensor:
+    assert task.prefix is not None
+    rows = f"{key} {tuple(x.shape)} {x.dtype} {hashlib.sha256(x.contiguous().numpy().data).hexdigest()}"
+    found = _made.get(rows)
+    if found is None:
+        found = torch.cat([task.prefix.apply(part) for part in x.split(CHUNK)]) if len(x) else x
+        _made[rows] = found
+    return found

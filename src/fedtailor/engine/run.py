@@ -55,6 +55,7 @@ def run(
     dtype: str = "float32",
     task: str | None = None,
     bias: bool = True,
+    backbone: str | os.PathLike[str] | None = None,
     weights: str = "uniform",
     evaluate_every: int | None = None,
     new_clients: float = 0.0,
@@ -67,8 +68,9 @@ def run(
 ) -> Run:
     """Train ``algorithm`` on ``federation`` and measure it.
 
-    ``batch_size=None`` is the full batch. ``cohort`` is the share of clients that take part in a round, or their number.
-    ``weights`` are uniform or by training size. ``evaluate_every`` counts rounds (0: only at the end; None: about twenty times).
+    ``backbone`` is a file of weights that a network given by name starts from. ``batch_size=None`` is the full batch. ``cohort``
+    is the share of clients that take part in a round, or their number. ``weights`` are uniform or by training size.
+    ``evaluate_every`` counts rounds (0: only at the end; None: about twenty times).
     ``new_clients`` holds out that share of the clients: never trained on, they meet the final model, do one round of local
     work, and are reported apart. ``shift`` names corruptions of the test images (``contrast:3``) to measure on as well, in the
     summary's ``shifted``. ``callback`` is given every round's record. The result does not depend on ``workers``, and
@@ -92,6 +94,7 @@ def run(
         "dtype": dtype,
         "task": task,
         "bias": bias,
+        "backbone": None if backbone is None else str(backbone),
         "weights": weights,
         "evaluate_every": evaluate_every,
         "new_clients": new_clients,
@@ -103,7 +106,7 @@ def run(
     given = algorithm
     check_shift(shift, federation)
     federation = federation.to(DTYPES[dtype]).as_task(task or federation.kind)
-    what = build_task(model, federation, seed, DTYPES[dtype], bias)
+    what = build_task(model, federation, seed, DTYPES[dtype], bias, backbone)
     trained, rows, told = after_prefix(what, federation)  # what a client trains, on what; the rest is for predicting
     newcomers = newcomers_of(federation, new_clients, seed)
     learners = rows if newcomers is None else rows.take(np.setdiff1d(np.arange(len(rows)), newcomers))
@@ -119,7 +122,8 @@ def run(
     with ExitStack() as held:
         journal = None
         if out is not None:
-            identity = config.identity(given, federation, state.shared, {"model": _name(model), **asked}, what.held)
+            same = {"model": _name(model), **asked, "backbone": config.content(backbone)}
+            identity = config.identity(given, federation, state.shared, same, what.held)
             journal = Journal(Path(out), config.describe(given, federation, model, asked), identity, resume, checkpoint_every)
             held.callback(journal.close)
         earlier = None if journal is None else journal.found

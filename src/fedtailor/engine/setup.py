@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,8 +27,18 @@ ENGINES = ("auto", "loop", "vectorized")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-def build_task(model: str | nn.Module | Task, federation: Federation, seed: int, dtype: torch.dtype, bias: bool) -> Task:
-    """The task for a model given by name, as a module or as a task, checked against the data."""
+def build_task(
+    model: str | nn.Module | Task,
+    federation: Federation,
+    seed: int,
+    dtype: torch.dtype,
+    bias: bool,
+    backbone: str | os.PathLike[str] | None = None,
+) -> Task:
+    """The task for a model given by name (``backbone``: started from these weights), as a module or as a task, checked against
+    the data."""
+    if backbone is not None and not isinstance(model, str):
+        raise InvalidArgument("backbone= is for a network given by name; load the weights into your module instead")
     if isinstance(model, Task):
         if any(t.is_floating_point() and t.dtype != dtype for t in model.held.values()):
             have, name = (str(t).removeprefix("torch.") for t in (next(iter(model.held.values())).dtype, dtype))
@@ -38,7 +49,7 @@ def build_task(model: str | nn.Module | Task, federation: Federation, seed: int,
     else:
         if isinstance(model, str):
             shape = tuple(federation.train.x.shape[1:])
-            module = models.build(model, shape, federation.outputs, seed=seed, bias=bias)
+            module = models.build(model, shape, federation.outputs, seed=seed, bias=bias, backbone=backbone)
         elif isinstance(model, nn.Module):
             module = copy.deepcopy(model)
         else:

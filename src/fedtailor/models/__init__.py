@@ -19,12 +19,13 @@ from fedtailor.models.mlp import mlp
 from fedtailor.models.resnet import PLANS as RESNETS
 from fedtailor.models.resnet import resnet
 from fedtailor.models.split import SplitLinear
+from fedtailor.models.vit import vit
 
-__all__ = ["SplitLinear", "build", "cnn", "linear", "mlp", "names", "resnet"]
+__all__ = ["SplitLinear", "build", "cnn", "linear", "mlp", "names", "resnet", "vit"]
 
 
 def names() -> tuple[str, ...]:
-    return ("linear", "split-linear", "mlp", *(f"cnn{k}" for k in PLANS), *(f"resnet{k}" for k in RESNETS))
+    return ("linear", "split-linear", "mlp", *(f"cnn{k}" for k in PLANS), *(f"resnet{k}" for k in RESNETS), "vit")
 
 
 def options_of(name: str) -> str:
@@ -84,6 +85,8 @@ def build(
 
 def _network(kind: str, shape: tuple[int, ...], outputs: int, given: dict[str, Any]) -> nn.Module:
     channels = channels_of(kind, shape)
+    if kind == "vit":
+        return vit(outputs, shape=shape, **given)
     return resnet(int(kind[6:]), outputs, channels=channels, **given)
 
 

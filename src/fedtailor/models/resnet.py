@@ -55,10 +55,10 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(Chain):
-    channels_last = True
-
     def __init__(self, layers: int, classes: int, channels: int, stem: str, norm: str, width: int, dropout: float | None) -> None:
         super().__init__()
+        # a shortcut's 1x1 convolution by twos with fewer channels crashes torch 2.13 in this layout (oneDNN, backward pass)
+        self.channels_last = width >= 8
         self.image = Image()
         self.conv1 = conv(channels, width, 7, 2) if stem == "imagenet" else conv(channels, width, 3)
         self.bn1 = norm_of(norm)(width)
