@@ -18,6 +18,7 @@ from fedtailor.runs.store import Store
 from fedtailor.server.reduce import Reduce
 from fedtailor.tree import leaves
 
+IMAGES = 128  # predicted at once: convolutions on more are slower for each, and take memory
 WORTH_A_POOL = 0.2  # seconds of work left in a round from which worker processes pay
 
 
@@ -42,13 +43,15 @@ def ready(plan: Plan, shared: Any, client: int, personal: Any) -> Any:
 @torch.no_grad()
 def answer(plan: Plan, shared: Any, client: int, personal: Any, x: Tensor, both: bool) -> tuple[Tensor, Tensor | None]:
     """(personal logits, shared logits); the shared model is what a newcomer predicts with before any local step."""
-    task, algorithm = plan.task, plan.algorithm
-    own = algorithm.predict(task, shared, ready(plan, shared, client, personal), x)
+
+    def predict(state: Any) -> Tensor:
+        parts = x.split(IMAGES) if x.dim() > 2 and len(x) > IMAGES else (x,)
+        return torch.cat([plan.algorithm.predict(plan.task, shared, state, part) for part in parts])
+
+    own = predict(ready(plan, shared, client, personal))
     if not both or not leaves(shared):
         return own, None
-    if plan.stateless():
-        return own, own
-    return own, algorithm.predict(task, shared, born(plan, shared, client, NO_ROUND), x)
+    return own, own if plan.stateless() else predict(born(plan, shared, client, NO_ROUND))
 
 
 class LoopEngine(Engine):
