@@ -14,6 +14,7 @@ from fedtailor.errors import InvalidArgument
 from fedtailor.models import options
 from fedtailor.models.chain import channels_of
 from fedtailor.models.cnn import PLANS, cnn
+from fedtailor.models.effnet import effnet
 from fedtailor.models.linear import linear
 from fedtailor.models.mlp import mlp
 from fedtailor.models.resnet import PLANS as RESNETS
@@ -21,11 +22,11 @@ from fedtailor.models.resnet import resnet
 from fedtailor.models.split import SplitLinear
 from fedtailor.models.vit import vit
 
-__all__ = ["SplitLinear", "build", "cnn", "linear", "mlp", "names", "resnet", "vit"]
+__all__ = ["SplitLinear", "build", "cnn", "effnet", "linear", "mlp", "names", "resnet", "vit"]
 
 
 def names() -> tuple[str, ...]:
-    return ("linear", "split-linear", "mlp", *(f"cnn{k}" for k in PLANS), *(f"resnet{k}" for k in RESNETS), "vit")
+    return ("linear", "split-linear", "mlp", *(f"cnn{k}" for k in PLANS), *(f"resnet{k}" for k in RESNETS), "vit", "effnet-lite0")
 
 
 def options_of(name: str) -> str:
@@ -87,6 +88,8 @@ def _network(kind: str, shape: tuple[int, ...], outputs: int, given: dict[str, A
     channels = channels_of(kind, shape)
     if kind == "vit":
         return vit(outputs, shape=shape, **given)
+    if kind == "effnet-lite0":
+        return effnet(outputs, channels=channels, **given)
     return resnet(int(kind[6:]), outputs, channels=channels, **given)
 
 

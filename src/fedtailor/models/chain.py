@@ -45,6 +45,9 @@ class Image(nn.Module):
         super().__init__()
         self.mean, self.std = mean, std
 
+    def extra_repr(self) -> str:
+        return f"mean={self.mean}, std={self.std}"
+
     def forward(self, input: Tensor) -> Tensor:
         x = input.unsqueeze(-3) if input.dim() == 3 else input
         return x if (self.mean, self.std) == (0.0, 1.0) else (x - self.mean) / self.std

@@ -22,7 +22,7 @@ WORDS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 NUMBERS: Mapping[str, Mapping[str, type]] = {
     "resnet": {"width": int, "dropout": float},
     "vit": {"patch": int, "dim": int, "depth": int, "heads": int, "hidden": int, "dropout": float},
-    "effnet-lite0": {"dropout": float},
+    "effnet-lite0": {"size": int, "dropout": float},
 }
 
 

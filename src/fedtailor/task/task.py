@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -105,9 +106,9 @@ class Task:
             raise InvalidArgument(f"unknown loss {loss!r}; use one of {', '.join(LOSSES)}")
         if not isinstance(module, nn.Module):
             raise InvalidArgument(f"a model must be a torch.nn.Module, not {type(module).__name__}")
-        theirs = getattr(module, "groups", {})  # a convolution's `groups` is a number
+        theirs = _own(module, "groups", {})  # a convolution's `groups` is a number
         declared = {**(theirs if isinstance(theirs, Mapping) else {}), **(groups or {})}
-        own = getattr(module, "blocks", None)
+        own = _own(module, "blocks", None)
         if blocks is None and isinstance(own, tuple):
             blocks = own
         return _from_module(module, LOSSES[loss], declared, blocks, public, classes)
@@ -171,8 +172,8 @@ def _from_module(
         forward=None if linear else functions.forward,
         gradient=_linear_gradient(loss) if linear else None,
         held=held,
-        channels_last=bool(getattr(module, "channels_last", False)),
-        notes=tuple(getattr(module, "notes", ())),
+        channels_last=bool(_own(module, "channels_last", False)),
+        notes=tuple(_own(module, "notes", ())),
     )
     paths = [path for block in chain for path in block.path]
     cut = prefix_length(trainer, paths, frozen)
@@ -237,6 +238,11 @@ class Still:
     def __call__(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             return self.module(x)
+
+
+def _own(module: nn.Module, name: str, default: Any) -> Any:
+    """What a module declares itself; a wrapper may pass on what its inner module declares, whose names are then not its own."""
+    return inspect.getattr_static(module, name, default)
 
 
 def _owner(name: str) -> str:
