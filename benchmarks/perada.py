@@ -11,6 +11,7 @@ import argparse
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,10 @@ from fedtailor import tree
 from fedtailor.data import images, rng
 from fedtailor.data.pool import dealt
 from fedtailor.data.public import with_public
-from fedtailor.data.sources import POOLS
 from fedtailor.engine.pretrain import pretrain
 
 CLIENTS, COHORT, PARTITION, BATCH = 20, 0.4, "dirichlet:0.1", 64
+cifar10, cifar100 = cache(images.cifar10), cache(images.cifar100)
 SHIFTS = tuple(f"{kind}:3" for kind in ("gaussian-noise", "gaussian-blur", "contrast", "brightness", "pixelate", "jpeg"))
 ADAPTERS, BOTH, FULL = "resnet8:adapters,dropout=0", "resnet8:adapters,all,dropout=0", "resnet8"
 
@@ -69,15 +70,15 @@ def some(pool: Any, count: int, seed: int) -> Any:
 
 
 def federation(scale: Scale, seed: int) -> ft.Federation:
-    fed = dealt(some(images.cifar10(), scale.rows, seed), clients=CLIENTS, partition=PARTITION, seed=seed)
-    return with_public(fed, f"cifar100:{scale.public}", POOLS, seed=seed)
+    fed = dealt(some(cifar10(), scale.rows, seed), clients=CLIENTS, partition=PARTITION, seed=seed)
+    return with_public(fed, f"cifar100:{scale.public}", {"cifar100": cifar100}, seed=seed)
 
 
 def backbone(scale: Scale, folder: Path) -> Path:
     path = folder / "backbone.safetensors"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        rows = dealt(some(images.cifar100(), scale.backbone_rows, 0), clients=1, partition="iid", test_share=0.1, val_share=0.0)
+        rows = dealt(some(cifar100(), scale.backbone_rows, 0), clients=1, partition="iid", test_share=0.1, val_share=0.0)
         done = pretrain(rows, FULL, epochs=scale.backbone_epochs, out=path)
         (folder / "backbone.json").write_text(json.dumps({"accuracy": done.summary["acc_global"]}))
     return path
@@ -249,7 +250,8 @@ def main() -> None:
     rounds = given.rounds or rounds_for(given.minutes or 60, scale, given.lrs, given.seeds, folder, start)
     print(f"{rounds} rounds", flush=True)
     found: dict[str, list[dict[str, Any]]] = {label: [] for label in methods(scale, given.lrs[0])}
-    chosen = {label: best_lr(label, scale, federation(scale, 0), rounds, given.lrs, folder, start) for label in found}
+    first = federation(scale, 0)
+    chosen = {label: best_lr(label, scale, first, rounds, given.lrs, folder, start) for label in found}
     for seed in range(given.seeds):
         fed = federation(scale, seed)
         for label, mine in found.items():
