@@ -46,6 +46,7 @@ class DataSettings(BaseModel):
     val_share: float | None = Field(None, ge=0, lt=1, description="Share of a client's rows to choose settings on.")
     data_seed: int | None = Field(None, ge=0, le=LARGEST, description="Seed of the partition and the splits.")
     data_dir: str | None = Field(None, description="Where data sets lie (default: $FEDTAILOR_DATA).")
+    public: str | None = Field(None, description="Unlabelled rows for all: a set of images or a .npy file, as cifar100:5000.")
     with_: dict[str, Any] = Field(default_factory=dict, alias="with", description="Other options of the data set, as n=100.")
     task: Literal["classification", "regression", "multilabel"] | None = Field(None, description="Guessed from the labels.")
 
@@ -77,7 +78,13 @@ class DataSettings(BaseModel):
         from fedtailor.data.sources import load
 
         names = {**{f: f for f in TABLE_FLAGS}, "clients": "clients", "partition": "partition", "min_samples": "min_samples"}
-        names |= {"test_share": "test_share", "val_share": "val_share", "data_seed": "seed", "data_dir": "data_dir"}
+        names |= {
+            "test_share": "test_share",
+            "val_share": "val_share",
+            "data_seed": "seed",
+            "data_dir": "data_dir",
+            "public": "public",
+        }
         options = {option: getattr(self, flag) for flag, option in names.items() if getattr(self, flag) is not None}
         try:
             if self.is_table() and self.task is not None:
@@ -118,6 +125,7 @@ class Settings(DataSettings):
     weights: Literal["uniform", "size"] = Field("uniform", description="Weights of the clients in the mean.")
     evaluate_every: int | None = Field(None, ge=0, description="Rounds between evaluations (0: at the end only).")
     new_clients: float = Field(0.0, ge=0, lt=1, description="Share of clients held out, to meet the final model.")
+    shift: list[str] | None = Field(None, description="Test images to corrupt as well, as contrast:3 (severity 1 to 5).")
     checkpoint_every: int | None = Field(None, ge=1, description="Rounds between checkpoints (default: by the clock).")
     device: Literal["cpu"] = Field("cpu", description="Where to compute.")
     dp_clip: float | None = Field(
@@ -169,6 +177,7 @@ class Settings(DataSettings):
         out["batch_size"] = self.batch_size or None
         out["cohort"] = int(self.cohort) if self.cohort > 1 and self.cohort == int(self.cohort) else self.cohort
         out["checkpoint_every"] = self.checkpoint_every
+        out["shift"] = tuple(self.shift or ())
         return out
 
 

@@ -24,6 +24,7 @@ from fedtailor.data.batches import Work
 from fedtailor.errors import InvalidArgument
 from fedtailor.local import SGD, Optimizer, Private, Schedule
 from fedtailor.local.schedule import at
+from fedtailor.server.reduce import Reduce, named
 from fedtailor.task import Task
 from fedtailor.tree import BUFFER
 
@@ -148,6 +149,14 @@ class Algorithm(ABC):
     def work(self) -> Mapping[str, Work]:
         """Local work by phase: ``train`` for ``client_update``, ``personalize``, and any further phase (``data[name]``)."""
         return {"train": amount(self.steps, self.epochs)}
+
+    def reducer(self, task: Task, shared: Tree, rnd: Round) -> Reduce:
+        """How the round's uploads become one: ``reduce``, unless a method makes more of them as they come in."""
+        return named(self.reduce)
+
+    def measures(self, server: Tree, rnd: Round) -> Mapping[str, float]:
+        """Numbers about the round that the server knows, for the history."""
+        return {}
 
     def silent(self, rnd: Round) -> bool:
         """True for a round in which nothing needs to travel; its bytes are not counted."""

@@ -19,7 +19,7 @@ from fedtailor.errors import InvalidArgument, nearest
 Config = Annotated[Path | None, typer.Option("--config", help="A TOML file with the names of the flags; flags win.")]
 SaveConfig = Annotated[Path | None, typer.Option("--save-config", help="Write the settings to a TOML file as well.")]
 Out = Annotated[Path | None, typer.Option("--out", help="The run directory (default: a new one under runs/).")]
-LISTS = ("methods", "features", "drop", "lams", "targets")  # given with commas
+LISTS = ("methods", "features", "drop", "shift", "lams", "targets")  # given with commas
 TABLES = ("set", "with", "grid")  # given as NAME=VALUE
 
 

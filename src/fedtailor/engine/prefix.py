@@ -45,6 +45,11 @@ def after_prefix(task: Task, federation: Federation) -> tuple[Task, Federation, 
     return rest, features, (told,)
 
 
+def through(task: Task, x: Tensor) -> Tensor:
+    """Rows as they leave the frozen first layers."""
+    return _through(task, x, _key(task))
+
+
 def _key(task: Task) -> str:
     """What the outputs depend on beside the rows."""
     assert task.prefix is not None
@@ -52,7 +57,7 @@ def _key(task: Task) -> str:
 
 
 def _split(task: Task, split: Split | None, key: str) -> Split | None:
-    return None if split is None else Split(_through(task, split.x, key), split.y, split.offsets)
+    return None if split is None else replace(split, x=_through(task, split.x, key))
 
 
 def _through(task: Task, x: Tensor, key: str) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,13 +21,23 @@ from fedtailor.data.federation import Federation
 from fedtailor.engine.auto import choose
 from fedtailor.engine.base import Engine, Plan, one_thread
 from fedtailor.engine.loop import LoopEngine
-from fedtailor.engine.measure import Columns, evaluate, meet_newcomers, on_union, personal_trees, routing
+from fedtailor.engine.measure import (
+    Columns,
+    evaluate,
+    meet_newcomers,
+    on_public,
+    on_union,
+    personal_trees,
+    routing,
+    shifted_tests,
+)
 from fedtailor.engine.prefix import after_prefix
 from fedtailor.engine.private import spent
 from fedtailor.engine.setup import (
     DTYPES,
     build_task,
     check,
+    check_shift,
     cohort_of,
     make_plan,
     newcomers_of,
@@ -74,6 +84,7 @@ def run(
     resume: bool = False,
     checkpoint_every: int | None = None,
     device: str = "cpu",
+    shift: Sequence[str] = (),
     callback: Callable[[dict[str, Any]], None] | None = None,
 ) -> Run:
     """Train ``algorithm`` on ``federation`` and measure it.
@@ -82,7 +93,8 @@ def run(
     is the share of clients that take part in a round, or their number. ``weights`` are uniform or by training size.
     ``evaluate_every`` counts rounds (0: only at the end; None: about twenty times).
     ``new_clients`` holds out that share of the clients: never trained on, they meet the final model, do one round of local
-    work, and are reported apart. ``callback`` is given every round's record. The result does not depend on ``workers``, and
+    work, and are reported apart. ``shift`` names corruptions of the test images (``contrast:3``) to measure on as well, in the
+    summary's ``shifted``. ``callback`` is given every round's record. The result does not depend on ``workers``, and
     on ``engine`` only in the last digits.
 
     ``out`` is the run directory. With ``resume`` a run that was stopped there goes on, and ends bit for bit as if it had never
@@ -109,9 +121,11 @@ def run(
         "new_clients": new_clients,
         "device": device,
         "checkpoint_every": checkpoint_every,
+        "shift": list(shift) or None,
     }
     began = time.perf_counter()
     given = algorithm
+    check_shift(shift, federation)
     federation = federation.to(DTYPES[dtype]).as_task(task or federation.kind)
     what = build_task(model, federation, seed, DTYPES[dtype], bias, backbone)
     alone = not algorithm.reads_rows
@@ -165,6 +179,7 @@ def run(
                 "bytes_down": facts["bytes_down"] * talking,
                 "bytes_up": facts["bytes_up"] * talking,
                 "seconds": time.perf_counter() - started,
+                **algorithm.measures(state.server, rnd),
             }
             done = rnd.number + 1
             judged = None
@@ -212,6 +227,7 @@ def run(
             **measured,
             **on_union(chosen, state.shared, state.store, seed),
             **routing(chosen, state.shared, state.store, seed),
+            **on_public(chosen, state.shared, state.store, seed),
             "trained_parameters": facts["trained_parameters"],
             "personal_parameters": tree.size(chosen.personal(state.shared, 0, state.store)),
             "bytes_down": sum(r["bytes_down"] for r in records),
@@ -227,6 +243,8 @@ def run(
         finished = Run(
             algorithm, what, federation, state.shared, state.server, state.store, chosen, outside, records, clients, summary
         )
+        if shift and "shifted" not in summary:
+            summary |= shifted_tests(finished, shift)
         if journal is not None and (earlier is None or earlier.summary is None):
             models.save(finished, model, bias, seed, dtype, journal.folder)
             journal.finish(summary)

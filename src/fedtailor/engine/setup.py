@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 
 from fedtailor import models, tree
 from fedtailor.algorithms.base import Algorithm, Round
-from fedtailor.data import rng
+from fedtailor.data import rng, shift
 from fedtailor.data.federation import Federation
 from fedtailor.data.feed import Feed
 from fedtailor.engine.base import Ids, Plan
@@ -119,6 +120,13 @@ def newcomers_of(federation: Federation, share: float, seed: int) -> Ids | None:
         raise InvalidArgument(f"new_clients={share} leaves none of the {len(federation)} clients to train on; use less")
     drawn = rng.generator(seed, "new clients").choice(len(federation), count, replace=False)
     return np.sort(federation.order[drawn])
+
+
+def check_shift(specs: Sequence[str], federation: Federation) -> None:
+    """Refuse corruptions that are unknown, or of rows that are no images, before anything is trained."""
+    for spec in specs:
+        if spec != shift.CIFAR10_1:
+            shift.corrupted(federation.test.x[:1], *shift.parse(spec))
 
 
 def check(

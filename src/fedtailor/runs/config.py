@@ -30,8 +30,9 @@ DATA_FLAGS = (
     "test_share",
     "val_share",
     "data_dir",
+    "public",
 )
-HOW = ("workers", "device", "checkpoint_every")  # they change no number
+HOW = ("workers", "device", "checkpoint_every", "shift")  # they change no number of the training
 
 
 def describe(algorithm: Algorithm, federation: Federation, model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
