@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtailor.data import files, rng
-from fedtailor.data.federation import Federation, Split
+from fedtailor.data.federation import Federation
 from fedtailor.data.images import missing
 from fedtailor.errors import InvalidArgument, InvalidData, nearest
 
@@ -145,7 +145,7 @@ def corrupted(x: Tensor, kind: str, severity: int, seed: int = 0) -> Tensor:
 def corrupt(federation: Federation, kind: str, severity: int, seed: int = 0) -> Federation:
     """The same clients with their test images corrupted; training and validation images are as they were."""
     test = federation.test
-    new = Split(corrupted(test.x, kind, severity, seed), test.y, test.offsets)
+    new = replace(test, x=corrupted(test.x, kind, severity, seed))
     note = f"The test images are corrupted: {kind}, severity {severity} of 5."
     return replace(federation, test=new, notes=(*federation.notes, note), name=f"{federation.name}/{kind}:{severity}")
 
