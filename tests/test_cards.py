@@ -102,8 +102,8 @@ def test_split_methods_send_the_shared_part_and_keep_the_other(deck):
 
 
 def test_what_methods_need(deck):
-    assert {name for name, c in deck.items() if c.needs_public} == {"FedDF"}
-    assert {name for name, c in deck.items() if not c.mean_only} == {"FedDF"}
+    assert {name for name, c in deck.items() if c.needs_public} == {"FedDF", "PerAda"}
+    assert {name for name, c in deck.items() if not c.mean_only} == {"FedDF", "PerAda"}
     assert {name for name, c in deck.items() if c.needs_features} == {"KNNPer"}
     assert {name for name, c in deck.items() if c.needs_validation} == {"FedCLUPDynamic"}
     assert {name for name, c in deck.items() if c.needs_everyone} == {"L2GD", "AL2SGD"}

@@ -27,6 +27,9 @@ VARIANTS = [
     ft.ScaffoldP(first="zeros", personal="head", personal_lr=0.05, personal_server_lr=0.5),
     ft.KNNPer(weight=0.4, k=3),
     ft.FedDF(kd_steps=5, kd_batch=3, temperature=2.0),
+    ft.PerAda(
+        kd_steps=5, kd_batch=3, temperature=2.0, gate=0.3, kd_rounds=2, teach="probabilities", personal_steps=2, server_lr=0.8
+    ),
     ft.FedAvg(steps=3, lr=ft.Exponential(0.2, 0.5), opt=ft.SGD(momentum=0.9, weight_decay=0.01), server_lr=0.7),
     ft.FedAvgFT(finetune_steps=3, opt=ft.Adam(), lr=0.01),
     ft.FedProxPersonal(lam=0.3, lr=ft.Harmonic(0.3, per="step"), server_lr=1.5, radius=0.8, final_epochs=2),

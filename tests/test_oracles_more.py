@@ -240,8 +240,11 @@ def test_feddf_distils_as_the_paper_says():
     method = ft.FedDF(kd_steps=7, kd_lr=0.05, kd_batch=20, temperature=2.0)
     teachers = [draw.normal(size=K * D) for _ in range(3)]
     student = draw.normal(size=K * D)  # not the mean: for a linear model that is the answer already
-    stacked = {"weight": torch.from_numpy(np.stack(teachers)).view(3, K, D)}
-    found = method.distil(task, {"weight": torch.from_numpy(student.copy()).view(K, D)}, stacked)["weight"].numpy().ravel()
+    stacked = {"model": {"weight": torch.from_numpy(np.stack(teachers)).view(3, K, D)}}
+    reduce = method.reducer(task, {}, Round())
+    upload = reduce.finish(reduce.add(reduce.start(), stacked, torch.ones(3), torch.arange(3)))
+    upload["model"] = {"weight": torch.from_numpy(student.copy()).view(K, D)}
+    found = method.server_update(task, {}, {}, upload, Round())[0]["model"]["weight"].numpy().ravel()
     expected = feddf.adam(student, teachers, None, public, 7, 0.05, 2.0)
     assert np.abs(found - expected).max() <= TOLERANCE
     assert np.abs(found - student).max() > 1e-3

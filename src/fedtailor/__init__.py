@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedtailor.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from fedtailor import errors, models, tree
+    from fedtailor import data, errors, models, tree
     from fedtailor.advisor.advise import Advice, advise
     from fedtailor.advisor.sweep import Sweep, sweep
     from fedtailor.algorithms import (
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         Limit,
         Local,
         PartialFed,
+        PerAda,
         PerFedAvg,
         PFedMe,
         Round,
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
     from fedtailor.task import Task
 
 _HOMES = {
-    "fedtailor": ("errors", "models", "tree"),
+    "fedtailor": ("data", "errors", "models", "tree"),
     "fedtailor.advisor.advise": ("Advice", "advise"),
     "fedtailor.advisor.sweep": ("Sweep", "sweep"),
     "fedtailor.data": ("Federation", "Work"),
@@ -117,6 +118,7 @@ __all__ = [
     "Milestones",
     "PFedMe",
     "PartialFed",
+    "PerAda",
     "PerFedAvg",
     "Private",
     "Round",
@@ -129,6 +131,7 @@ __all__ = [
     "advise",
     "check_algorithm",
     "compare",
+    "data",
     "descend",
     "errors",
     "models",

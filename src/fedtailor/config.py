@@ -46,6 +46,7 @@ class DataSettings(BaseModel):
     val_share: float | None = Field(None, ge=0, lt=1, description="Share of a client's rows to choose settings on.")
     data_seed: int | None = Field(None, ge=0, le=LARGEST, description="Seed of the partition and the splits.")
     data_dir: str | None = Field(None, description="Where data sets lie (default: $FEDTAILOR_DATA).")
+    public: str | None = Field(None, description="Unlabelled rows for all: a set of images or a .npy file, as cifar100:5000.")
     with_: dict[str, Any] = Field(default_factory=dict, alias="with", description="Other options of the data set, as n=100.")
     task: Literal["classification", "regression", "multilabel"] | None = Field(None, description="Guessed from the labels.")
 
@@ -77,7 +78,13 @@ class DataSettings(BaseModel):
         from fedtailor.data.sources import load
 
         names = {**{f: f for f in TABLE_FLAGS}, "clients": "clients", "partition": "partition", "min_samples": "min_samples"}
-        names |= {"test_share": "test_share", "val_share": "val_share", "data_seed": "seed", "data_dir": "data_dir"}
+        names |= {
+            "test_share": "test_share",
+            "val_share": "val_share",
+            "data_seed": "seed",
+            "data_dir": "data_dir",
+            "public": "public",
+        }
         options = {option: getattr(self, flag) for flag, option in names.items() if getattr(self, flag) is not None}
         try:
             if self.is_table() and self.task is not None:
@@ -104,6 +111,9 @@ class Settings(DataSettings):
     """What a run and a comparison have in common."""
 
     model: str = Field("linear", description="A network by name (see: fedtailor list models).")
+    backbone: str | None = Field(
+        None, description="Weights to start from: a .safetensors or .pt file, or imagenet (effnet-lite0)."
+    )
     rounds: int = Field(100, ge=1, le=LARGEST, description="Rounds of training.")
     batch_size: int = Field(32, ge=0, le=LARGEST, description="Rows per step; 0 is all of a client's rows.")
     cohort: float = Field(1.0, gt=0, allow_inf_nan=False, description="Clients per round: a share up to 1, or a number.")
@@ -115,6 +125,7 @@ class Settings(DataSettings):
     weights: Literal["uniform", "size"] = Field("uniform", description="Weights of the clients in the mean.")
     evaluate_every: int | None = Field(None, ge=0, description="Rounds between evaluations (0: at the end only).")
     new_clients: float = Field(0.0, ge=0, lt=1, description="Share of clients held out, to meet the final model.")
+    shift: list[str] | None = Field(None, description="Test images to corrupt as well, as contrast:3 (severity 1 to 5).")
     checkpoint_every: int | None = Field(None, ge=1, description="Rounds between checkpoints (default: by the clock).")
     device: Literal["cpu"] = Field("cpu", description="Where to compute.")
     dp_clip: float | None = Field(
@@ -160,11 +171,13 @@ class Settings(DataSettings):
             "evaluate_every",
             "new_clients",
             "device",
+            "backbone",
         )
         out = {name: getattr(self, name) for name in names}
         out["batch_size"] = self.batch_size or None
         out["cohort"] = int(self.cohort) if self.cohort > 1 and self.cohort == int(self.cohort) else self.cohort
         out["checkpoint_every"] = self.checkpoint_every
+        out["shift"] = tuple(self.shift or ())
         return out
 
 
@@ -223,6 +236,27 @@ class SweepSettings(DataSettings):
         names = ("lams", "rounds", "targets", "steps", "epochs", "lr", "seed", "dtype", "bias", "weights", "dynamic")
         cohort = int(self.cohort) if self.cohort > 1 and self.cohort == int(self.cohort) else self.cohort
         return {**{name: getattr(self, name) for name in names}, "batch_size": self.batch_size or None, "cohort": cohort}
+
+
+class PretrainSettings(DataSettings):
+    """A network trained on all clients' rows, to start from elsewhere."""
+
+    model: str = Field("resnet8", description="A network by name (see: fedtailor list models).")
+    epochs: int = Field(10, ge=1, le=LARGEST, description="Passes through the rows.")
+    lr: float = Field(0.05, gt=0, allow_inf_nan=False, description="First step size; it falls to zero along a cosine.")
+    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of SGD.")
+    weight_decay: float = Field(5e-4, ge=0, allow_inf_nan=False, description="Weight decay of SGD.")
+    batch_size: int = Field(64, ge=1, le=LARGEST, description="Rows per step.")
+    method: Literal["pooled", "fedavg"] = Field("pooled", description="Put the rows together, or leave them with the clients.")
+    seed: int = Field(0, ge=0, le=LARGEST, description="Seed of training.")
+    backbone: str | None = Field(
+        None, description="Weights to start from: a .safetensors or .pt file, or imagenet (effnet-lite0)."
+    )
+
+    def options(self) -> dict[str, Any]:
+        """What ``pretrain`` takes, beside the data and the model."""
+        names = ("epochs", "lr", "momentum", "weight_decay", "batch_size", "method", "seed", "backbone")
+        return {name: getattr(self, name) for name in names}
 
 
 class RunSettings(Settings):

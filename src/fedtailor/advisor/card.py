@@ -169,7 +169,7 @@ def _facts(ground: Ground) -> Card:
         trains_at_end=not _equal(ready, last["personal"]),
         trained_at_end=at_end,
         works_for_new_client=_works(lambda: _newcomer(plan, end["shared"])),
-        mean_only=isinstance(plan.reduce, Mean),
+        mean_only=isinstance(plan.reducer(end["shared"], Round()), Mean),
         needs_public=_needs(plan, replace(plan.task, public=None)),
         needs_features=_needs(plan, replace(plan.task, features=None)),
         needs_validation=_needs(plan, federation=replace(plan.federation, val=None)),

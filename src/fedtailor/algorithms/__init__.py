@@ -32,6 +32,7 @@ from fedtailor.algorithms.lgfedavg import LGFedAvg
 from fedtailor.algorithms.local import Local
 from fedtailor.algorithms.mtl import MTL
 from fedtailor.algorithms.partialfed import PartialFed
+from fedtailor.algorithms.perada import PerAda
 from fedtailor.algorithms.perfedavg import PerFedAvg
 from fedtailor.algorithms.pfedme import PFedMe
 from fedtailor.algorithms.scaffold import Scaffold
@@ -68,6 +69,7 @@ METHODS: tuple[type[Algorithm], ...] = (
     HypCluster,
     PartialFed,
     Flow,
+    PerAda,
     L2GD,
     AL2SGD,
     FedCLUPDynamic,

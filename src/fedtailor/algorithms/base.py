@@ -24,6 +24,7 @@ from fedtailor.data.batches import Work
 from fedtailor.errors import InvalidArgument
 from fedtailor.local import SGD, Optimizer, Private, Schedule
 from fedtailor.local.schedule import at
+from fedtailor.server.reduce import Reduce, named
 from fedtailor.task import Task
 from fedtailor.tree import BUFFER
 
@@ -102,6 +103,7 @@ class Algorithm(ABC):
     has_theory: ClassVar[bool] = False  # True: steps="theory" is resolved before the run (theory/rates.py)
     words: ClassVar[Mapping[str, str]] = {}  # the word a field may hold in place of a number (theory/rates.py)
     limits: ClassVar[tuple[Limit, ...]] = ()
+    reads_rows: ClassVar[bool] = False  # True: looks at x itself, not only through the task, also where first layers are frozen
     leak: ClassVar[str | None] = None  # what it does with rows that no private optimiser covers: refused under privacy
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -147,6 +149,14 @@ class Algorithm(ABC):
     def work(self) -> Mapping[str, Work]:
         """Local work by phase: ``train`` for ``client_update``, ``personalize``, and any further phase (``data[name]``)."""
         return {"train": amount(self.steps, self.epochs)}
+
+    def reducer(self, task: Task, shared: Tree, rnd: Round) -> Reduce:
+        """How the round's uploads become one: ``reduce``, unless a method makes more of them as they come in."""
+        return named(self.reduce)
+
+    def measures(self, server: Tree, rnd: Round) -> Mapping[str, float]:
+        """Numbers about the round that the server knows, for the history."""
+        return {}
 
     def silent(self, rnd: Round) -> bool:
         """True for a round in which nothing needs to travel; its bytes are not counted."""

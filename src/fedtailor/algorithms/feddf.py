@@ -6,7 +6,8 @@ What it does
 Reference
     Lin et al. 2020 (FedDF), with logits averaged.
 Differs from the paper
-    No early stopping and no labelled validation gate (a fixed number of steps); teachers in evaluation mode; no schedule.
+    No early stopping and no labelled validation gate (a fixed number of steps); teachers and student in evaluation mode; no
+    schedule.
 Limits
     kd_steps = 0 is FedAvg.
 When to use
@@ -17,13 +18,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch.func import grad
+import numpy as np
 
-from fedtailor import tree
 from fedtailor.algorithms.base import Algorithm, Limit, param
 from fedtailor.errors import InvalidArgument
-from fedtailor.local import Adam, descend
+from fedtailor.local import descend
+from fedtailor.server.distill import Teachers, distill
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,6 @@ class FedDF(Algorithm):
     kd_batch: int = param(128, ge=1)
     temperature: float = param(1.0, gt=0)
 
-    reduce = "stack"
     limits = (Limit({"kd_steps": 0}, "FedAvg", exact=False, also={"server_lr": 1.0}),)
 
     def init_server(self, task):
@@ -44,31 +43,14 @@ class FedDF(Algorithm):
     def client_update(self, task, shared, personal, data, rnd):
         return {"model": descend(task.risk, shared["model"], data, self.optimizer(rnd))}, personal
 
+    def reducer(self, task, shared, rnd):
+        return Teachers(task, task.public, lambda upload: upload["model"], "logits", self.temperature)
+
     def server_update(self, task, shared, server, upload, rnd):
-        teachers = upload["model"]
-        share = rnd.weights.to(next(iter(teachers.values())))
-        start = tree.map(lambda leaf: torch.tensordot(share, leaf, 1), teachers)
-        return {"model": self.distil(task, start, teachers)}, server
-
-    def distil(self, task, student, teachers):
-        count = len(next(iter(teachers.values())))
-        opt, names = Adam(lr=self.kd_lr), [name for name in student if not tree.is_buffer(name)]
-        own = {name: leaf.clone() for name, leaf in student.items()}
-        state = opt.init([own[name] for name in names])
-        with torch.no_grad():
-            logits = sum(task.apply({k: leaf[i] for k, leaf in teachers.items()}, task.public) for i in range(count)) / count
-            target = torch.softmax(logits / self.temperature, -1)
-
-        def gap(part, rows):
-            out = torch.log_softmax(task.apply({**own, **part}, task.public[rows]) / self.temperature, -1)
-            return -(target[rows] * out).sum(-1).mean()  # KL up to a constant
-
-        for s in range(self.kd_steps):
-            rows = (torch.arange(min(self.kd_batch, len(target))) + s * self.kd_batch) % len(target)
-            found = grad(gap)({name: own[name] for name in names}, rows)
-            leaves = [own[name] for name in names]
-            opt.step_(leaves, [found[name] for name in names], state, s, [False] * len(names), [1.0] * len(names), stacked=False)
-        return own
+        index = np.arange(self.kd_steps)[:, None] * self.kd_batch + np.arange(min(self.kd_batch, len(task.public)))
+        index %= len(task.public)
+        target = upload["teachers"]["target"]
+        return {"model": distill(task, upload["model"], task.public, target, index, self.kd_lr, self.temperature)}, server
 
     def predict(self, task, shared, personal, x):
         return task.apply(shared["model"], x)

@@ -91,6 +91,7 @@ class Flow(Algorithm):
     deploy_epochs: int | None = param(None, ge=1)
 
     reduce = "even"
+    reads_rows = True
     words = {"split": "whole"}
     limits = (
         Limit(
@@ -209,9 +210,8 @@ class Flow(Algorithm):
             return loss + self.gamma * task.mean_over(away, batch)
 
         opts = {"model": self.optimizer(rnd), "router": self.opt.using(self._router_lr(rnd), None)}
-        frozen = dict.fromkeys(task.frozen, 0.0)
         turns = [Turn("router", policy_risk, opts["router"])] if self.routed and "router" in only else []
-        turns += [Turn("model", risk, opts["model"], frozen)] if "model" in only else []
+        turns += [Turn("model", risk, opts["model"])] if "model" in only else []
         if self.order == "alternate":
             return alternate(turns, params, data, task.channels_last)
         first, second = (turns[:1], turns[1:]) if self.order == "router-first" else (turns[1:], turns[:1])

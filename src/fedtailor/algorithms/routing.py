@@ -1,9 +1,9 @@
 """Two versions of a model, global g and local v, taken together layer by layer: softly, or row by row along chosen paths.
 
-A *route* is a place where the two can be told apart: a block of the task, or the whole model. What stands before a block's
-layer (activation, pooling, dropout) has no parameters and is applied once, to what the block before it made of both versions;
-where a layer itself holds dropout, the two versions share its masks. Recurrent layers, whose states are mixed at every position,
-are not here but in ``models/recurrent.py``.
+A *route* is a place where the two can be told apart: a block of the task in which something moves, or the whole model. What
+stands before a block's layer (activation, pooling, dropout, frozen layers) is the same in both and is applied once, to what the
+block before it made of both versions; where a layer itself holds dropout, the two versions share its masks. Recurrent layers,
+whose states are mixed at every position, are not here but in ``models/recurrent.py``.
 
 **Batch norm.** In a training pass both versions normalise with the batch at hand, which is the mixture that reaches the block.
 The statistics that are handed back are those of g: the caller keeps them with g (``Task.risk_of``); those of v do not move.
@@ -21,7 +21,7 @@ from torch import Tensor
 from fedtailor.errors import InvalidArgument, ModelMismatch
 from fedtailor.task import Task
 from fedtailor.task.layers import rehearsed, under_way
-from fedtailor.task.parts import Block
+from fedtailor.task.parts import Block, joined
 
 Model = Mapping[str, Tensor]
 LIKELY = 3  # rows on which declared blocks are tried
@@ -48,7 +48,7 @@ Route = Block | Whole
 
 
 def routes(task: Task, routing: Literal["layer", "model"]) -> tuple[Route, ...]:
-    return (Whole(task),) if routing == "model" else tuple(task.blocks)
+    return (Whole(task),) if routing == "model" else joined(task.blocks)
 
 
 def check_blocks(task: Task) -> None:

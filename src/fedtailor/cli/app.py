@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedtailor.cli import advise, laws, results, sweep, train
+from fedtailor.cli import advise, laws, pretrain, results, sweep, train
 from fedtailor.cli.base import Group
 from fedtailor.cli.data import data
 from fedtailor.cli.lists import lists
@@ -30,6 +30,7 @@ def start(
 
 
 train.register(app)
+pretrain.register(app)
 advise.register(app)
 sweep.register(app)
 for command in (train.resume, results.report, results.predict, results.export, laws.check):

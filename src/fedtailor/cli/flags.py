@@ -19,12 +19,14 @@ from fedtailor.errors import InvalidArgument, nearest
 Config = Annotated[Path | None, typer.Option("--config", help="A TOML file with the names of the flags; flags win.")]
 SaveConfig = Annotated[Path | None, typer.Option("--save-config", help="Write the settings to a TOML file as well.")]
 Out = Annotated[Path | None, typer.Option("--out", help="The run directory (default: a new one under runs/).")]
-LISTS = ("methods", "features", "drop", "lams", "targets")  # given with commas
+LISTS = ("methods", "features", "drop", "shift", "lams", "targets")  # given with commas
 TABLES = ("set", "with", "grid")  # given as NAME=VALUE
 
 
-def command_of(kind: type[DataSettings], action: Callable[..., None], metavar: str, about: str | None) -> Callable[..., None]:
-    """A function whose parameters are the settings, for typer to read."""
+def command_of(
+    kind: type[DataSettings], action: Callable[..., None], metavar: str, about: str | None, to: Any = Out
+) -> Callable[..., None]:
+    """A function whose parameters are the settings, for typer to read; ``to`` is its flag --out."""
 
     def command(**given: Any) -> None:
         what: list[str] = given.pop("what") or []
@@ -55,7 +57,7 @@ def command_of(kind: type[DataSettings], action: Callable[..., None], metavar: s
         parameters.append(
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=_option(name, flag, field), default=None)
         )
-    for name, annotation in (("config", Config), ("save_config", SaveConfig), ("out", Out), ("as_json", Json)):
+    for name, annotation in (("config", Config), ("save_config", SaveConfig), ("out", to), ("as_json", Json)):
         default = False if name == "as_json" else None
         parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -29,7 +29,10 @@ def list_algorithms(as_json: Json = False) -> None:
 
 @lists.command("models")
 def list_models(as_json: Json = False) -> None:
-    """The networks by name; parameters are for 8x8 images and 10 classes, an lstm's for 80 of 80 characters."""
+    """The networks by name; parameters are for 8x8 images and 10 classes, an lstm's for 80 of 80 characters.
+
+    Options follow a colon: resnet18:adapters,group. --backbone starts a network from a file of weights.
+    """
     from fedtailor import models
 
     rows = [describe(name) for name in models.names()]
@@ -45,9 +48,10 @@ def describe(name: str) -> dict[str, Any]:
         made = models.build(name, *TEXT, tokens=TEXT[1]) if name == "lstm" else models.build(name, *DIGITS)
         task = Task.from_module(made)
     except FedtailorError as error:
-        return {"name": name, "parameters": None, "groups": [], "note": str(error)}
+        return {"name": name, "parameters": None, "groups": [], "options": models.options_of(name), "note": str(error)}
     groups = [group for group, members in task.groups.items() if members]
-    return {"name": name, "parameters": tree.size(tree.trainable(task.init())), "groups": groups, "note": ""}
+    size = tree.size(tree.trainable(task.init()))
+    return {"name": name, "parameters": size, "groups": groups, "options": models.options_of(name), "note": ""}
 
 
 lists.command("data")(list_data)

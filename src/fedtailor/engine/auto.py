@@ -19,6 +19,7 @@ from fedtailor.engine.pool import cores
 from fedtailor.engine.vectorized import VectorizedEngine
 from fedtailor.errors import Diverged
 from fedtailor.runs.store import Store
+from fedtailor.server.reduce import nothing
 
 SAMPLE = 32  # clients that the vectorized engine is tried on
 SLOW = 0.5  # seconds per client and step beyond which stacking clients cannot pay
@@ -54,6 +55,6 @@ def _seconds(engine: Engine, shared: Any, ids: Ids) -> float:
     times = []
     for _ in range(2):
         began = time.perf_counter()
-        engine.round(shared, np.asarray(ids), rnd, Store(len(engine.plan.federation)))
+        engine.round(shared, np.asarray(ids), rnd, Store(len(engine.plan.federation)), nothing)
         times.append(time.perf_counter() - began)
     return min(times) / len(ids)

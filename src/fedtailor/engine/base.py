@@ -19,7 +19,7 @@ from fedtailor.data.federation import Federation, Split
 from fedtailor.data.feed import Feed
 from fedtailor.errors import Diverged
 from fedtailor.runs.store import Store
-from fedtailor.server.reduce import Reduce, named
+from fedtailor.server.reduce import Reduce
 from fedtailor.task import Task
 
 Ids = NDArray[np.int64]
@@ -37,9 +37,8 @@ class Plan:
     weights: NDArray[np.float64]
     uses: Any = None  # where the method is private: how often it uses its batches (engine/private.py)
 
-    @property
-    def reduce(self) -> Reduce:
-        return named(self.algorithm.reduce)
+    def reducer(self, shared: Any, rnd: Round) -> Reduce:
+        return self.algorithm.reducer(self.task, shared, rnd)
 
     def stateless(self) -> bool:
         """No personal state and nothing to personalise: everyone predicts with the shared model."""
@@ -71,8 +70,8 @@ class Engine(ABC):
         self.plan = plan
 
     @abstractmethod
-    def round(self, shared: Any, ids: Ids, rnd: Round, store: Store) -> Any:
-        """Local work of the clients ``ids``: stores their personal state, returns the reduced upload."""
+    def round(self, shared: Any, ids: Ids, rnd: Round, store: Store, reduce: Reduce | None = None) -> Any:
+        """Local work of the clients ``ids``: stores their personal state, returns the uploads reduced (as the method does)."""
 
     @abstractmethod
     def predictions(self, shared: Any, ids: Ids, store: Store, split: Split, routes: bool = False) -> Iterator[Predictions]:

@@ -17,6 +17,7 @@ from fedtailor.algorithms.base import Algorithm
 from fedtailor.algorithms.settings import settings, slug
 from fedtailor.data.federation import Federation
 from fedtailor.engine import tune as tuning
+from fedtailor.engine.prefix import after_prefix
 from fedtailor.engine.run import run
 from fedtailor.engine.setup import DTYPES, build_task, check, make_plan, privatized
 from fedtailor.errors import InvalidArgument
@@ -103,7 +104,7 @@ def compare(
         raise InvalidArgument(f"two labels read alike among {', '.join(named)}; give the methods labels that differ in letters")
     grid = tuning.numbers(tune) if isinstance(tune, Mapping) else None
     asked = arguments(federation, model, rounds=rounds, seed=seed, **options)
-    rehearse(list(named.values()), federation, model, asked)
+    kept = rehearse(list(named.values()), federation, model, asked)
     if tune:
         tuning.check(list(named.values()), federation, grid)
     with ExitStack() as held:
@@ -133,6 +134,7 @@ def compare(
                 )
                 for number in range(seed, seed + seeds)
             ]
+        del kept
         found = Comparison(runs, stories)
         if folder is not None:
             folder.finish({label: place(label) for label in named}, seed, seeds, found.table())
@@ -147,20 +149,26 @@ def arguments(federation: Federation, model: Any, **options: Any) -> dict[str, A
     return {name: value for name, value in bound.arguments.items() if name not in own}
 
 
-def rehearse(algorithms: Sequence[Algorithm], federation: Federation, model: Any, given: Mapping[str, Any]) -> None:
-    """Let a client take a step with each method, so that one that cannot be trained is refused before anything is written."""
+def rehearse(algorithms: Sequence[Algorithm], federation: Federation, model: Any, given: Mapping[str, Any]) -> Federation:
+    """Let a client take a step with each method, so that one that cannot be trained is refused before anything is written.
+
+    Gives the rows as the frozen first layers leave them: while they are held, runs need not compute them anew.
+    """
     judged = [given[name] for name in inspect.signature(check).parameters if name not in ("algorithm", "federation")]
     for algorithm in algorithms:
         check(algorithm, federation, *judged)
     rows = federation.to(DTYPES[given["dtype"]]).as_task(given["task"] or federation.kind)
-    task = build_task(model, rows, given["seed"], DTYPES[given["dtype"]], given["bias"])
+    task = build_task(model, rows, given["seed"], DTYPES[given["dtype"]], given["bias"], given["backbone"])
+    whole, (short, kept, _) = (task, rows), after_prefix(task, rows)
     for algorithm in algorithms:
+        task, rows = whole if algorithm.reads_rows else (short, kept)
         size = cohort_size(given["cohort"], len(rows))
         if algorithm.needs_everyone and size < len(rows):
             raise InvalidArgument(f"{type(algorithm).__name__} needs all clients in every round; use cohort=1.0")
         ready, _ = resolve(algorithm, task, rows, given["rounds"], size, given["batch_size"], given["weights"])
         ready = privatized(ready, task, rows, given["rounds"], size, given["batch_size"], given["seed"])
         probe(ready, task, make_plan(ready, task, rows, given["batch_size"], given["seed"], given["weights"]).feed)
+    return kept
 
 
 def total(algorithms: Mapping[str, Algorithm], rounds: int, seeds: int, tune: bool | Mapping[str, Sequence[float]]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,11 @@ from fedtailor.data.federation import Split
 from fedtailor.engine.base import NO_ROUND, Engine, Ids, Plan, Predictions, born, lift, row
 from fedtailor.engine.pool import Pool, cores
 from fedtailor.runs.store import Store
+from fedtailor.server.reduce import Reduce
 from fedtailor.tree import leaves
 
 Answer = tuple[Tensor, Tensor | None, Tensor | None]
+IMAGES = 128  # predicted at once: convolutions on more are slower for each, and take memory
 WORTH_A_POOL = 0.2  # seconds of work left in a round from which worker processes pay
 
 
@@ -43,14 +45,17 @@ def ready(plan: Plan, shared: Any, client: int, personal: Any) -> Any:
 def answer(plan: Plan, shared: Any, client: int, personal: Any, x: Tensor, both: bool, routes: bool) -> Answer:
     """(personal logits, shared logits, routes); the shared model is what a newcomer predicts with before any local step."""
     task, algorithm = plan.task, plan.algorithm
+
+    def parted(function: Callable[..., Tensor], state: Any) -> Tensor:
+        parts = x.split(IMAGES) if x.dim() > 2 and len(x) > IMAGES else (x,)
+        return torch.cat([function(task, shared, state, part) for part in parts])
+
     mine = ready(plan, shared, client, personal)
-    own = algorithm.predict(task, shared, mine, x)
-    q = algorithm.routes(task, shared, mine, x) if routes else None
+    own = parted(algorithm.predict, mine)
+    q = parted(algorithm.routes, mine) if routes else None
     if not both or not leaves(shared):
         return own, None, q
-    if plan.stateless():
-        return own, own, q
-    return own, algorithm.predict(task, shared, born(plan, shared, client, NO_ROUND), x), q
+    return own, own if plan.stateless() else parted(algorithm.predict, born(plan, shared, client, NO_ROUND)), q
 
 
 class LoopEngine(Engine):
@@ -77,17 +82,18 @@ class LoopEngine(Engine):
     def _stored(self, store: Store, client: int) -> Any:
         return row(store.get(np.array([client])), 0) if store.born[client] else None
 
-    def round(self, shared: Any, ids: Ids, rnd: Round, store: Store) -> Any:
+    def round(self, shared: Any, ids: Ids, rnd: Round, store: Store, reduce: Reduce | None = None) -> Any:
         ids = self.canonical(ids)
         weights = torch.from_numpy(self.plan.weights[ids])
-        state = self.plan.reduce.start()
+        reduce = reduce or self.plan.reducer(shared, rnd)
+        state = reduce.start()
         for place, (upload, personal) in enumerate(self._visits(shared, ids, rnd, store)):
             one = ids[place : place + 1]
             upload, personal = lift(upload), lift(personal)
             self.check_finite(one, rnd, upload=upload, personal=personal)
             store.put(one, personal)
-            state = self.plan.reduce.add(state, upload, weights[place : place + 1], torch.tensor([place]))
-        return self.plan.reduce.finish(state)
+            state = reduce.add(state, upload, weights[place : place + 1], torch.tensor([place]))
+        return reduce.finish(state)
 
     def _visits(self, shared: Any, ids: Ids, rnd: Round, store: Store) -> Iterator[tuple[Any, Any]]:
         """(upload, personal) of each client, in order."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,12 +21,23 @@ from fedtailor.data.federation import Federation
 from fedtailor.engine.auto import choose
 from fedtailor.engine.base import Engine, Plan, one_thread
 from fedtailor.engine.loop import LoopEngine
-from fedtailor.engine.measure import Columns, evaluate, meet_newcomers, on_union, personal_trees, routing
+from fedtailor.engine.measure import (
+    Columns,
+    evaluate,
+    meet_newcomers,
+    on_public,
+    on_union,
+    personal_trees,
+    routing,
+    shifted_tests,
+)
+from fedtailor.engine.prefix import after_prefix
 from fedtailor.engine.private import spent
 from fedtailor.engine.setup import (
     DTYPES,
     build_task,
     check,
+    check_shift,
     cohort_of,
     make_plan,
     newcomers_of,
@@ -65,6 +76,7 @@ def run(
     dtype: str = "float32",
     task: str | None = None,
     bias: bool = True,
+    backbone: str | os.PathLike[str] | None = None,
     weights: str = "uniform",
     evaluate_every: int | None = None,
     new_clients: float = 0.0,
@@ -72,14 +84,17 @@ def run(
     resume: bool = False,
     checkpoint_every: int | None = None,
     device: str = "cpu",
+    shift: Sequence[str] = (),
     callback: Callable[[dict[str, Any]], None] | None = None,
 ) -> Run:
     """Train ``algorithm`` on ``federation`` and measure it.
 
-    ``batch_size=None`` is the full batch. ``cohort`` is the share of clients that take part in a round, or their number.
-    ``weights`` are uniform or by training size. ``evaluate_every`` counts rounds (0: only at the end; None: about twenty times).
+    ``backbone`` is a file of weights that a network given by name starts from. ``batch_size=None`` is the full batch. ``cohort``
+    is the share of clients that take part in a round, or their number. ``weights`` are uniform or by training size.
+    ``evaluate_every`` counts rounds (0: only at the end; None: about twenty times).
     ``new_clients`` holds out that share of the clients: never trained on, they meet the final model, do one round of local
-    work, and are reported apart. ``callback`` is given every round's record. The result does not depend on ``workers``, and
+    work, and are reported apart. ``shift`` names corruptions of the test images (``contrast:3``) to measure on as well, in the
+    summary's ``shifted``. ``callback`` is given every round's record. The result does not depend on ``workers``, and
     on ``engine`` only in the last digits.
 
     ``out`` is the run directory. With ``resume`` a run that was stopped there goes on, and ends bit for bit as if it had never
@@ -100,25 +115,30 @@ def run(
         "dtype": dtype,
         "task": task,
         "bias": bias,
+        "backbone": None if backbone is None else str(backbone),
         "weights": weights,
         "evaluate_every": evaluate_every,
         "new_clients": new_clients,
         "device": device,
         "checkpoint_every": checkpoint_every,
+        "shift": list(shift) or None,
     }
     began = time.perf_counter()
     given = algorithm
+    check_shift(shift, federation)
     federation = federation.to(DTYPES[dtype]).as_task(task or federation.kind)
-    what = build_task(model, federation, seed, DTYPES[dtype], bias)
+    what = build_task(model, federation, seed, DTYPES[dtype], bias, backbone)
+    alone = not algorithm.reads_rows
+    trained, rows, told = after_prefix(what, federation) if alone else (what, federation, ())  # what a client trains, on what
     newcomers = newcomers_of(federation, new_clients, seed)
-    learners = federation if newcomers is None else federation.take(np.setdiff1d(np.arange(len(federation)), newcomers))
+    learners = rows if newcomers is None else rows.take(np.setdiff1d(np.arange(len(rows)), newcomers))
     size = cohort_size(cohort, len(learners))
-    algorithm, found = resolve(algorithm, what, learners, rounds, size, batch_size, weights)
-    algorithm = privatized(algorithm, what, learners, rounds, size, batch_size, seed)
+    algorithm, found = resolve(algorithm, trained, learners, rounds, size, batch_size, weights)
+    algorithm = privatized(algorithm, trained, learners, rounds, size, batch_size, seed)
     if algorithm.needs_everyone and size < len(learners):
         raise InvalidArgument(f"{type(algorithm).__name__} needs all clients in every round; use cohort=1.0")
-    plan = make_plan(algorithm, what, learners, batch_size, seed, weights)
-    facts = probe(algorithm, what, plan.feed)
+    plan = make_plan(algorithm, trained, learners, batch_size, seed, weights)
+    facts = probe(algorithm, trained, plan.feed)
     every = max(1, rounds // 20) if evaluate_every is None else evaluate_every
     privacy = spent(plan, visits_of(plan, rounds, size)) if plan.uses is not None else {"epsilon": None}
     if plan.uses is not None and plan.uses.end:
@@ -128,12 +148,13 @@ def run(
                 "at the end: use evaluate_every=0"
             )
         every = 0
-    state = State(*algorithm.init_server(what), Store(len(learners)))
+    state = State(*algorithm.init_server(trained), Store(len(learners)))
 
     with ExitStack() as held:
         journal = None
         if out is not None:
-            identity = config.identity(given, federation, state.shared, {"model": _name(model), **asked})
+            same = {"model": _name(model), **asked, "backbone": config.content(backbone)}
+            identity = config.identity(given, federation, state.shared, same, what.held)
             journal = Journal(Path(out), config.describe(given, federation, model, asked), identity, resume, checkpoint_every)
             held.callback(journal.close)
         earlier = None if journal is None else journal.found
@@ -158,6 +179,7 @@ def run(
                 "bytes_down": facts["bytes_down"] * talking,
                 "bytes_up": facts["bytes_up"] * talking,
                 "seconds": time.perf_counter() - started,
+                **algorithm.measures(state.server, rnd),
             }
             done = rnd.number + 1
             judged = None
@@ -186,7 +208,7 @@ def run(
         outside = None
         newly: dict[str, Any] = {}
         if newcomers is not None:
-            others = make_plan(algorithm, what, federation.take(newcomers), batch_size, seed, weights)
+            others = make_plan(algorithm, trained, rows.take(newcomers), batch_size, seed, weights)
             newly, outside = meet_newcomers(others, state.shared, rounds)
             if others.uses is not None:
                 newly["new_epsilon"] = spent(others, np.ones(len(newcomers), np.int64))["epsilon"]
@@ -205,6 +227,7 @@ def run(
             **measured,
             **on_union(chosen, state.shared, state.store, seed),
             **routing(chosen, state.shared, state.store, seed),
+            **on_public(chosen, state.shared, state.store, seed),
             "trained_parameters": facts["trained_parameters"],
             "personal_parameters": tree.size(chosen.personal(state.shared, 0, state.store)),
             "bytes_down": sum(r["bytes_down"] for r in records),
@@ -214,12 +237,14 @@ def run(
             **({} if found is None else {"mu": found.mu, "smoothness": found.smoothness}),
             **last,
             **newly,
-            "notes": [*federation.notes, *plan.feed.notes()],
+            "notes": [*federation.notes, *what.notes, *told, *plan.feed.notes()],
             "seconds": past + time.perf_counter() - began,
         }
         finished = Run(
             algorithm, what, federation, state.shared, state.server, state.store, chosen, outside, records, clients, summary
         )
+        if shift and "shifted" not in summary:
+            summary |= shifted_tests(finished, shift)
         if journal is not None and (earlier is None or earlier.summary is None):
             models.save(finished, model, bias, seed, dtype, journal.folder)
             journal.finish(summary)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +15,7 @@ from torch import nn
 
 from fedtailor import models, tree
 from fedtailor.algorithms.base import Algorithm, Round
-from fedtailor.data import rng
+from fedtailor.data import rng, shift
 from fedtailor.data.federation import Federation
 from fedtailor.data.feed import Feed
 from fedtailor.engine.base import Ids, Plan
@@ -28,15 +30,31 @@ ENGINES = ("auto", "loop", "vectorized")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-def build_task(model: str | nn.Module | Task, federation: Federation, seed: int, dtype: torch.dtype, bias: bool) -> Task:
-    """The task for a model given by name, as a module or as a task, checked against the data."""
+def build_task(
+    model: str | nn.Module | Task,
+    federation: Federation,
+    seed: int,
+    dtype: torch.dtype,
+    bias: bool,
+    backbone: str | os.PathLike[str] | None = None,
+) -> Task:
+    """The task for a model given by name (``backbone``: started from these weights), as a module or as a task, checked against
+    the data."""
+    if backbone is not None and not isinstance(model, str):
+        raise InvalidArgument("backbone= is for a network given by name; load the weights into your module instead")
     if isinstance(model, Task):
+        if any(t.is_floating_point() and t.dtype != dtype for t in model.held.values()):
+            have, name = (str(t).removeprefix("torch.") for t in (next(iter(model.held.values())).dtype, dtype))
+            raise InvalidArgument(
+                f"the task's frozen part is {have} and the run {name}; pass dtype={have!r}, or the module itself"
+            )
         made = replace(model, init=lambda: tree.map(lambda t: t.to(dtype) if t.is_floating_point() else t, model.init()))
     else:
         if isinstance(model, str):
             shape = tuple(federation.train.x.shape[1:])
             words, sequences = federation.tokens, federation.per_position
-            module = models.build(model, shape, federation.outputs, seed=seed, bias=bias, tokens=words, per_position=sequences)
+            options: dict[str, Any] = {"tokens": words, "per_position": sequences, "backbone": backbone}
+            module = models.build(model, shape, federation.outputs, seed=seed, bias=bias, **options)
         elif isinstance(model, nn.Module):
             module = copy.deepcopy(model)
         else:
@@ -102,6 +120,13 @@ def newcomers_of(federation: Federation, share: float, seed: int) -> Ids | None:
         raise InvalidArgument(f"new_clients={share} leaves none of the {len(federation)} clients to train on; use less")
     drawn = rng.generator(seed, "new clients").choice(len(federation), count, replace=False)
     return np.sort(federation.order[drawn])
+
+
+def check_shift(specs: Sequence[str], federation: Federation) -> None:
+    """Refuse corruptions that are unknown, or of rows that are no images, before anything is trained."""
+    for spec in specs:
+        if spec != shift.CIFAR10_1:
+            shift.corrupted(federation.test.x[:1], *shift.parse(spec))
 
 
 def check(

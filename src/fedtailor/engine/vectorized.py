@@ -16,6 +16,7 @@ from fedtailor.algorithms.base import Round
 from fedtailor.data.federation import Split
 from fedtailor.engine.base import NO_ROUND, Engine, Ids, Predictions, row
 from fedtailor.runs.store import Store
+from fedtailor.server.reduce import Reduce
 
 MEMORY = 256 * 2**20  # bytes of batches and models that a chunk may take
 WASTE = 1.5  # a bucket's longest client has at most this many times the work of its shortest
@@ -24,11 +25,12 @@ WASTE = 1.5  # a bucket's longest client has at most this many times the work of
 class VectorizedEngine(Engine):
     name = "vectorized"
 
-    def round(self, shared: Any, ids: Ids, rnd: Round, store: Store) -> Any:
+    def round(self, shared: Any, ids: Ids, rnd: Round, store: Store, reduce: Reduce | None = None) -> Any:
         plan, algorithm = self.plan, self.plan.algorithm
         ids = self.canonical(ids)
         place = {int(c): i for i, c in enumerate(ids)}
-        state = plan.reduce.start()
+        reduce = reduce or plan.reducer(shared, rnd)
+        state = reduce.start()
         for chunk in self._chunks(ids, shared, self._load(ids)):
             data = plan.feed.many(chunk, rnd.number)
             personal = self._state(shared, chunk, store, data)
@@ -40,8 +42,8 @@ class VectorizedEngine(Engine):
             self.check_finite(chunk, rnd, upload=upload, personal=personal)
             store.put(chunk, personal)
             places = torch.tensor([place[int(c)] for c in chunk])
-            state = plan.reduce.add(state, upload, torch.from_numpy(plan.weights[chunk]), places)
-        return plan.reduce.finish(state)
+            state = reduce.add(state, upload, torch.from_numpy(plan.weights[chunk]), places)
+        return reduce.finish(state)
 
     def _state(self, shared: Any, ids: Ids, store: Store, data: Any) -> Any:
         """Personal trees of a chunk, leaves [clients, ...]: stored, or born now."""

@@ -116,9 +116,8 @@ def pure(ground: Ground) -> None:
         shared, server = call("init_server")
         personal = call("init_client", shared, data)
         upload, personal = call("client_update", shared, personal, data, rnd)
-        reduced = plan.reduce.finish(
-            plan.reduce.add(plan.reduce.start(), _lift(upload), torch.ones(1), torch.zeros(1, dtype=torch.int64))
-        )
+        reduce = plan.reducer(shared, rnd)
+        reduced = reduce.finish(reduce.add(reduce.start(), _lift(upload), torch.ones(1), torch.zeros(1, dtype=torch.int64)))
         shared, server = call("server_update", shared, server, reduced, rnd)
         ready = call("personalize", shared, personal, plan.feed.one(0, NO_ROUND, "personalize"))
         call("predict", shared, ready, plan.federation.test.client(0)[0])

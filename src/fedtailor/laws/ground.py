@@ -106,7 +106,8 @@ class Ground:
             ids = cohort_of(plan.federation, head, self.cohort, SEED, number)
             rnd = round_of(number, ROUNDS, plan, ids)
             ids = ids[np.argsort(plan.federation.keys[ids], kind="stable")]
-            state = plan.reduce.start()
+            reduce = head.reducer(task, shared, rnd)
+            state = reduce.start()
             for place, client in enumerate(ids.tolist()):
                 data, received = plan.feed.one(client, number), send(shared)
                 if client not in personal:
@@ -117,8 +118,8 @@ class Ground:
                 seen[-1] |= {"born": before, "upload": upload, "personal": personal[client]}
                 stacked = tree.map(lambda leaf: leaf.unsqueeze(0), send(upload))
                 weight = torch.tensor([plan.weights[client]])
-                state = plan.reduce.add(state, stacked, weight, torch.tensor([place]))
-            shared, server = head.server_update(task, shared, server, plan.reduce.finish(state), rnd)
+                state = reduce.add(state, stacked, weight, torch.tensor([place]))
+            shared, server = head.server_update(task, shared, server, reduce.finish(state), rnd)
         names = plan.federation.names
         return {"shared": shared, "server": server, "personal": {names[i]: personal[i] for i in sorted(personal)}}, seen
 

@@ -127,8 +127,6 @@ def descend(
     task = _own_risk(risk)
     data, (use,) = _unlocked(data, [opt])
     rates, penalty = rates or {}, penalty or Penalty()
-    if task is not None and task.frozen:
-        rates = {**rates, **dict.fromkeys(task.frozen, 0.0)}
     _note("descend", params, rates)
     if isinstance(data, Batches):
         return _walk(risk, task, params, data, opt, penalty, rates, use)

@@ -4,22 +4,47 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
+from typing import Any
 
 import torch
 from torch import nn
 
 from fedtailor.errors import InvalidArgument, ModelMismatch
+from fedtailor.models import options
+from fedtailor.models.chain import channels_of
 from fedtailor.models.cnn import PLANS, cnn
+from fedtailor.models.effnet import effnet
 from fedtailor.models.linear import linear
 from fedtailor.models.lstm import LSTM, lstm
 from fedtailor.models.mlp import mlp
+from fedtailor.models.resnet import PLANS as RESNETS
+from fedtailor.models.resnet import resnet
 from fedtailor.models.split import SplitLinear
+from fedtailor.models.vit import vit
 
-__all__ = ["LSTM", "SplitLinear", "build", "cnn", "linear", "mlp", "names"]
+__all__ = ["LSTM", "SplitLinear", "build", "cnn", "effnet", "linear", "mlp", "names", "resnet", "vit"]
 
 
 def names() -> tuple[str, ...]:
-    return ("linear", "split-linear", "mlp", *(f"cnn{k}" for k in PLANS), "lstm")
+    images = (*(f"cnn{k}" for k in PLANS), *(f"resnet{k}" for k in RESNETS), "vit", "effnet-lite0")
+    return ("linear", "split-linear", "mlp", *images, "lstm")
+
+
+def options_of(name: str) -> str:
+    """What may follow a network's name after a colon."""
+    if name in ("mlp", "split-linear"):
+        return {"mlp": "hidden widths, as 64,32", "split-linear": "how many features are shared"}[name]
+    return options.spelled(_kind(name)) if takes_backbone(name) else ""
+
+
+def takes_backbone(name: str) -> bool:
+    """Whether a network can start from a file of weights."""
+    return _kind(name.partition(":")[0]) in options.WORDS
+
+
+def _kind(name: str) -> str:
+    return "resnet" if name.startswith("resnet") else name
 
 
 def build(
@@ -31,9 +56,11 @@ def build(
     bias: bool = True,
     tokens: int = 0,
     per_position: bool = False,
+    backbone: str | os.PathLike[str] | None = None,
 ) -> nn.Module:
-    """The network ``name`` for inputs of ``shape``; ``mlp:64,32`` sets the hidden widths, ``split-linear:4`` how many
-    features are shared, ``lstm:8,256,256`` the embedding and the layers. The seed fixes the start.
+    """The network ``name`` for inputs of ``shape``, with options after a colon: ``mlp:64,32`` sets the hidden widths,
+    ``split-linear:4`` how many features are shared, ``lstm:8,256,256`` the embedding and the layers, ``resnet18:adapters,group``
+    what ``resnet`` takes. The seed fixes the start, or ``backbone`` does: a file of weights.
 
     ``tokens`` is the size of the vocabulary where inputs are tokens (0: they are numbers); ``per_position`` asks for outputs at
     every position."""
@@ -45,13 +72,16 @@ def build(
     if bool(tokens) != (kind == "lstm"):
         rows = "rows of tokens" if tokens else "rows of numbers"
         raise ModelMismatch(f"the model {kind!r} does not read {rows}; use the model {'lstm' if tokens else 'linear'!r}")
+    if backbone is not None and not takes_backbone(name):
+        those = ", ".join(n for n in names() if takes_backbone(n))
+        raise InvalidArgument(f"the model {kind!r} takes no backbone; use one of {those}")
     if kind == "split-linear":
         if not option.isdigit():
             raise InvalidArgument(f"cannot read {name!r}; write for instance 'split-linear:4' for four shared features")
         if outputs != 2:
             raise InvalidArgument(f"split-linear is for two classes, not {outputs} outputs; use the model 'linear'")
         return SplitLinear(math.prod(shape), int(option))
-    if option and kind not in ("mlp", "lstm"):
+    if option and kind not in ("mlp", "lstm") and not takes_backbone(kind):
         raise InvalidArgument(f"the model {kind!r} takes no option; write model={kind!r}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -61,7 +91,18 @@ def build(
             return mlp(math.prod(shape), outputs, _widths(name, option))
         if kind == "lstm":
             return lstm(name, option, tokens, outputs, per_position, longest=shape[0])
-        return cnn(int(kind[3:]), shape, outputs)
+        if kind.startswith("cnn"):
+            return cnn(int(kind[3:]), shape, outputs)
+        return _network(kind, shape, outputs, {**options.parse(name, _kind(kind), option), "backbone": backbone})
+
+
+def _network(kind: str, shape: tuple[int, ...], outputs: int, given: dict[str, Any]) -> nn.Module:
+    channels = channels_of(kind, shape)
+    if kind == "vit":
+        return vit(outputs, shape=shape, **given)
+    if kind == "effnet-lite0":
+        return effnet(outputs, channels=channels, **given)
+    return resnet(int(kind[6:]), outputs, channels=channels, **given)
 
 
 def _widths(name: str, option: str) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,8 +30,9 @@ DATA_FLAGS = (
     "test_share",
     "val_share",
     "data_dir",
+    "public",
 )
-HOW = ("workers", "device", "checkpoint_every")  # they change no number
+HOW = ("workers", "device", "checkpoint_every", "shift")  # they change no number of the training
 
 
 def describe(algorithm: Algorithm, federation: Federation, model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,15 +55,26 @@ def describe(algorithm: Algorithm, federation: Federation, model: Any, options: 
     return out | {"set": settings(algorithm)}
 
 
-def identity(algorithm: Algorithm, federation: Federation, start: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be the same for a resumed run to be the same run."""
+def identity(
+    algorithm: Algorithm, federation: Federation, start: Any, options: Mapping[str, Any], held: Mapping[str, Tensor] | None = None
+) -> dict[str, Any]:
+    """What must be the same for a resumed run to be the same run; ``held`` is the frozen part of the model."""
     return {
         "method": type(algorithm).__name__,
         **settings(algorithm),
-        **{key: plain(value) for key, value in options.items() if key not in HOW},
+        **{key: plain(value) for key, value in options.items() if key not in HOW and (key, value) != ("backbone", None)},
         "data": fingerprint(federation),
         "start": hashlib.sha256(tree.pack(start)).hexdigest(),
+        **({"frozen part": hashlib.sha256(tree.pack(held)).hexdigest()} if held else {}),
     }
+
+
+def content(path: str | os.PathLike[str] | None) -> str | None:
+    """A checksum of a file, which may since have moved; a word that is no file is itself."""
+    if path is None or not os.path.isfile(path):
+        return None if path is None else str(path)
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def fingerprint(federation: Federation) -> str:

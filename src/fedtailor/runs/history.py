@@ -109,7 +109,8 @@ class Run:
         raise KeyError(name)
 
     def model(self, client: int | str | None = None) -> dict[str, Tensor]:
-        """A client's model (or the shared one) as name -> tensor, copied; refused where no single model gives its predictions."""
+        """A client's model (or the shared one) as name -> tensor, copied, with what is frozen in it; refused where no single
+        model gives its predictions."""
         state = {} if client is None else self.personal[self.federation.index(client)]
         parts = {**self.shared.get("model", {}), **state.get("model", {})}
         found = {name: parts[name].clone() for name in self.task.names if name in parts}
@@ -119,7 +120,7 @@ class Run:
             fits = tuple(found) == self.task.names and (wanted is None or torch.allclose(self.task.apply(found, x), wanted))
         if not fits:
             raise ModelMismatch(f"no single model gives {self.summary['algorithm']}'s predictions there; use predict or personal")
-        return found
+        return {**found, **{name: value.clone() for name, value in self.task.held.items()}}
 
     def state_dict(self, client: int | str | None = None) -> dict[str, Tensor]:
         """``model`` with torch's names, for ``module.load_state_dict(..., strict=False)`` (integer buffers never travel)."""

@@ -91,7 +91,8 @@ class Saved:
                 whole = torch.allclose(self.task.apply(found, like), self.predict(client, rows))
         if not whole:
             raise ModelMismatch(f"{self.facts['algorithm']} does not predict with a single model; use predict")
-        return {name.removeprefix(tree.BUFFER): value.contiguous() for name, value in found.items()}
+        whole_model = {**self.task.held, **found}
+        return {name.removeprefix(tree.BUFFER): value.contiguous() for name, value in whole_model.items()}
 
 
 def save(run: Run, model: Any, bias: bool, seed: int, dtype: str, folder: Path) -> None:
@@ -102,6 +103,8 @@ def save(run: Run, model: Any, bias: bool, seed: int, dtype: str, folder: Path) 
     personal = {str(i): own[name] for i, name in enumerate(names)} if not heavy else {}
     personal["new"] = run.engine.newborn(run.shared) if tree.leaves(run.shared) else {}
     packed = {"shared.safetensors": tree.pack(run.shared), "personal.safetensors": tree.pack(personal)}
+    if run.task.held:  # once for everyone
+        packed["frozen.safetensors"] = tree.pack(run.task.held)
     for name, data in packed.items():
         files.write(folder / MODELS / name, data)
     schema = run.federation.schema
@@ -146,6 +149,9 @@ def _read(folder: Path) -> Saved:
     words = {"tokens": facts.get("tokens", 0), "per_position": facts.get("per_position", False)}
     options = {"seed": facts["seed"], "bias": facts["bias"], **words}
     network = networks.build(facts["model"], tuple(facts["shape"]), facts["outputs"], **options)
+    if "frozen.safetensors" in trees:
+        held = {name.removeprefix(tree.BUFFER): value for name, value in trees["frozen.safetensors"].items()}
+        network.load_state_dict(held, strict=False)
     task = Task.from_module(network.to(getattr(torch, facts["dtype"])), BY_KIND[facts["kind"]].name, classes=facts["labels"])
     everyone = trees["personal.safetensors"]
     personal = {name: everyone[str(i)] for i, name in enumerate(facts["clients"]) if str(i) in everyone}

@@ -59,6 +59,19 @@ class Even(Mean):
         return super().add(state, uploads, torch.ones_like(weights), places)
 
 
+class Nothing(Reduce):
+    """Keeps none of the uploads, where only the clients' own work matters (a trial, newcomers)."""
+
+    def start(self) -> Any:
+        return None
+
+    def add(self, state: Any, uploads: Any, weights: Tensor, places: Tensor) -> Any:
+        return None
+
+    def finish(self, state: Any) -> Any:
+        return None
+
+
 class Stack(Reduce):
     """Uploads side by side, leaves [clients, ...], in the order of the clients."""
 
@@ -98,7 +111,7 @@ class Trimmed(Stack):
         return tree.map(trim, super().finish(state))
 
 
-mean, stack, median = Mean(), Stack(), Median()
+mean, stack, median, nothing = Mean(), Stack(), Median(), Nothing()
 REDUCES: dict[str, Reduce] = {"mean": mean, "even": Even(), "stack": stack, "median": median, "trimmed": Trimmed()}
 
 

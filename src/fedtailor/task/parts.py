@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from torch import Tensor, nn
@@ -29,8 +29,9 @@ class Block:
     path: tuple[str, ...] = ()
     modules: tuple[nn.Module, nn.Module] | None = None
 
-    def bind(self, evaluator: nn.Module, trainer: nn.Module) -> Block:
-        return Block(self.name, self.parameters, self.path, (evaluator, trainer))
+    def bind(self, evaluator: nn.Module, trainer: nn.Module, moving: Collection[str]) -> Block:
+        """The block as a function of the model; what is frozen is in the modules."""
+        return Block(self.name, tuple(n for n in self.parameters if n in moving), self.path, (evaluator, trainer))
 
     def __call__(self, model: Mapping[str, Tensor], x: Tensor, training: bool = False) -> Tensor:
         return self.layer(model, self.before(x, training), training)[0]
@@ -53,8 +54,9 @@ class Block:
         return self.modules[0].get_submodule(self.path[-1])
 
     def weights(self, model: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The parameters of the block's last module, by its own names."""
-        return {inner: model[name] for name, inner in self._below[self.path[-1]].items()}
+        """The parameters of the block's last module, by its own names; those that are frozen are the module's."""
+        own = dict(self.last.named_parameters())
+        return {**own, **{inner: model[name] for name, inner in self._below[self.path[-1]].items()}}
 
     @cached_property
     def bare(self) -> int:
@@ -83,6 +85,21 @@ class Block:
             x = functional_call(self.modules[int(training)].get_submodule(path), own, (x,))  # a rebound buffer is written back
             moved.update({name: own[inner] for name, inner in names.items() if name.startswith(BUFFER)})
         return x, moved if training else {}
+
+
+def joined(blocks: Sequence[Block]) -> tuple[Block, ...]:
+    """The blocks in which something moves, each with the frozen ones before it, the last also with those after it."""
+    out: list[Block] = []
+    waiting: tuple[str, ...] = ()
+    for block in blocks:
+        if not block.parameters:
+            waiting += block.path
+            continue
+        out.append(replace(block, path=waiting + block.path) if waiting else block)
+        waiting = ()
+    if waiting and out:
+        out[-1] = replace(out[-1], path=out[-1].path + waiting)
+    return tuple(out)
 
 
 def _names_below(root: nn.Module, path: str) -> list[str]:

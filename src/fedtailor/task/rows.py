@@ -16,14 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedtailor.task.layers import Dropout
+from fedtailor.task.layers import BatchNorm, Dropout
 
 Sums = dict[str, Tensor]
 AT_ONCE = 2**22
-# layers without parameters that treat every row by itself; a module of another type may say by `rows_apart = True` that it does,
-# and changes nothing in place
+# layers without parameters (of their own that move) that treat every row by itself; a module of another type may say by
+# `rows_apart = True` that it does, and changes nothing in place
 APART = (
-    nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity, nn.Flatten,
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity, nn.Flatten,
     nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Sequential, Dropout,
 )  # fmt: skip
 
@@ -41,11 +41,17 @@ def layers_of(module: nn.Module) -> dict[str, nn.Module] | None:
         if known is not None and known[0](layer):
             found[path] = layer
             continue
-        apart = type(layer) in APART or getattr(layer, "rows_apart", False)
-        if not apart or getattr(layer, "inplace", False) or next(layer.parameters(recurse=False), None) is not None:
+        still = not any(parameter.requires_grad for parameter in layer.parameters(recurse=False))
+        apart = type(layer) in APART or getattr(layer, "rows_apart", False) or known is not None or _settled(layer)
+        if not apart or not still or getattr(layer, "inplace", False):
             return None
     owned = [parameter for layer in found.values() for parameter in layer.parameters()]
     return found if len({id(parameter) for parameter in owned}) == len(owned) else None  # none is shared by layers
+
+
+def _settled(layer: nn.Module) -> bool:
+    """A batch norm that keeps its statistics in training."""
+    return isinstance(layer, BatchNorm) and not layer.training and layer.track_running_stats
 
 
 class Tapped(Exception):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import copy
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedtailor import tree
 from fedtailor.errors import InvalidArgument, ModelMismatch
-from fedtailor.task.layers import batch_context, swap
+from fedtailor.task.frozen import Stretch, copies, frozen_names, prefix_length
+from fedtailor.task.layers import batch_context
 from fedtailor.task.losses import LOSSES, Loss, targets
 from fedtailor.task.parts import Block, Part, default_groups, named_groups, split_blocks
 from fedtailor.task.rows import Sums, clipped_by_layer, layers_of, shrink
@@ -24,12 +27,22 @@ Batch = Mapping[str, Tensor]
 Clipped = Callable[[Model, Batch, float, Collection[str]], Sums]
 
 
+class Prefix(NamedTuple):
+    """The frozen first layers, as a function of the rows, and the task that takes their output; models are the same for both."""
+
+    layers: tuple[str, ...]
+    apply: Callable[[Tensor], Tensor]
+    rest: Task
+
+
 @dataclass(frozen=True, eq=False)
 class Task:
     """A model and its loss.
 
     ``apply(model, x)`` predicts in evaluation mode. ``forward(model, batch)`` is the training pass: logits, and the
-    buffers as they are after it. ``gradient(model, batch)``, where the model has one in closed form, replaces automatic
+    buffers as they are after it. A model is what moves: what the module has frozen (``requires_grad=False``, and the statistics
+    of frozen norms) is in ``held``, once for all clients, never sent, and ``prefix`` are the first layers that it alone makes
+    up. ``gradient(model, batch)``, where the model has one in closed form, replaces automatic
     differentiation of the risk; it also takes models and batches stacked along a first client axis.
     """
 
@@ -44,7 +57,8 @@ class Task:
     kind: str = "classification"
     forward: Callable[[Model, Batch], tuple[Tensor, Model]] | None = None
     gradient: Callable[[Model, Batch], Model] | None = None
-    frozen: frozenset[str] = frozenset()  # parameters that no descent moves (requires_grad=False in the module)
+    held: Mapping[str, Tensor] = field(default_factory=dict)  # the frozen part, which is not in the model
+    prefix: Prefix | None = None
     channels_last: bool = False  # convolutions run faster on a CPU with their weights in this layout
     unscored: int | None = None  # the class (of unknown words) whose targets count in the loss but not in the accuracy
     row_bytes: int = 0  # about what a position of a row takes in a training step beyond the row itself (0: not told)
@@ -52,10 +66,11 @@ class Task:
     seed: int = 0  # for what a method starts at random beside the model
     trainer: nn.Module | None = None  # what ``forward`` runs
     clipped: Clipped | None = None  # sums of clipped gradients in closed form; takes stacked models and batches as well
+    notes: tuple[str, ...] = ()  # what a user should know about the start
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Parameters and buffers, in the order of the model."""
+        """Parameters and buffers that move, in the order of the model."""
         return tuple(self.init())
 
     @cached_property
@@ -134,9 +149,12 @@ class Task:
             raise InvalidArgument(f"unknown loss {loss!r}; use one of {', '.join(LOSSES)}")
         if not isinstance(module, nn.Module):
             raise InvalidArgument(f"a model must be a torch.nn.Module, not {type(module).__name__}")
-        declared = {**getattr(module, "groups", {}), **(groups or {})}
-        chain = getattr(module, "blocks", None) if blocks is None else blocks
-        return _from_module(module, LOSSES[loss], declared, chain, public, classes)
+        theirs = _own(module, "groups", {})  # a convolution's `groups` is a number
+        declared = {**(theirs if isinstance(theirs, Mapping) else {}), **(groups or {})}
+        own = _own(module, "blocks", None)
+        if blocks is None and isinstance(own, tuple):
+            blocks = own
+        return _from_module(module, LOSSES[loss], declared, blocks, public, classes)
 
     def check_fit(self, x: Tensor, y: Tensor, labels: int) -> None:
         """Raise ``ModelMismatch`` unless the model takes these rows and its output fits these labels."""
@@ -183,49 +201,102 @@ def _from_module(
 ) -> Task:
     ours = named_groups(module, groups or {})  # before copying: modules are found by identity
     chain = split_blocks(module, blocks)
-    start, names = _state(module)
-    evaluator = swap(copy.deepcopy(module)).eval()
-    trainer = swap(copy.deepcopy(module)).train()
-    all_groups = {**default_groups(module), **ours}
-
-    def apply(model: Model, x: Tensor) -> Tensor:
-        return functional_call(evaluator, {names[k]: v for k, v in model.items()}, (x,))
-
-    def forward(model: Model, batch: Batch) -> tuple[Tensor, Model]:
-        state = {names[k]: v for k, v in model.items()}
-        with batch_context(batch.get("mask"), batch.get("key"), batch.get("row")):
-            logits = functional_call(trainer, state, (batch["x"],))  # a rebound buffer is written back to `state`
-        return logits, {k: state[names[k]] for k in model if k.startswith(BUFFER)}
-
-    def features(model: Model, x: Tensor) -> Tensor:
-        head = evaluator.get_submodule(_owner(names[all_groups["head"][0]]))
-        seen: list[Tensor] = []
-        handle = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-        try:
-            apply(model, x)
-        finally:
-            handle.remove()
-        return seen[-1]
-
-    linear = type(module) is nn.Linear or getattr(module, "is_linear_task", False)
-    return Task(
-        apply=_linear_apply if linear else apply,
+    frozen = frozen_names(module)
+    state, names = _state(module)
+    start = tree.drop(state, frozen)
+    evaluator, trainer, held = copies(module, frozen)
+    every = {**default_groups(module), **ours}
+    head = _owner(names[every["head"][0]]) if every.get("head") else None
+    linear = not held and (type(module) is nn.Linear or getattr(module, "is_linear_task", False))
+    functions = _Functions(evaluator, trainer, names)
+    task = Task(
+        apply=_linear_apply if linear else functions.apply,
         example_loss=loss.example,
         init=lambda: {name: value.clone() for name, value in start.items()},
-        features=features if all_groups.get("head") else None,
-        groups=all_groups,
-        blocks=tuple(block.bind(evaluator, trainer) for block in chain),
+        features=functions.before(head) if head is not None else None,
+        groups={group: tuple(name for name in members if name in start) for group, members in every.items()},
+        blocks=tuple(block.bind(evaluator, trainer, start) for block in chain),
         public=public,
         classes=classes,
         kind=loss.kind,
-        forward=None if linear else forward,
+        forward=None if linear else functions.forward,
         gradient=_linear_gradient(loss) if linear else None,
-        frozen=frozenset(name for name, p in module.named_parameters() if not p.requires_grad),
-        channels_last=bool(getattr(module, "channels_last", False)),
-        row_bytes=int(getattr(module, "row_bytes", 0)),
+        held=held,
+        channels_last=bool(_own(module, "channels_last", False)),
+        row_bytes=int(_own(module, "row_bytes", 0)),
+        notes=tuple(_own(module, "notes", ())),
         trainer=trainer,
         clipped=_linear_clipped(loss) if linear else None,
     )
+    paths = [path for block in chain for path in block.path]
+    cut = prefix_length(trainer, paths, frozen)
+    return replace(task, prefix=_prefix(task, functions, paths, cut, head)) if cut else task
+
+
+class _Functions(NamedTuple):
+    """A module's two copies as functions of (model, x); what the model does not name, the module has."""
+
+    evaluator: nn.Module
+    trainer: nn.Module
+    names: Mapping[str, str]  # ours to torch's
+
+    def apply(self, model: Model, x: Tensor) -> Tensor:
+        return functional_call(self.evaluator, {self.names[k]: v for k, v in model.items()}, (x,))
+
+    def forward(self, model: Model, batch: Batch) -> tuple[Tensor, Model]:
+        state = {self.names[k]: v for k, v in model.items()}
+        with batch_context(batch.get("mask"), batch.get("key"), batch.get("row")):
+            logits = functional_call(self.trainer, state, (batch["x"],))  # a rebound buffer is written back to `state`
+        return logits, {k: state[self.names[k]] for k in model if k.startswith(BUFFER)}
+
+    def before(self, path: str) -> Callable[[Model, Tensor], Tensor]:
+        """What enters the layer ``path``."""
+
+        def features(model: Model, x: Tensor) -> Tensor:
+            seen: list[Tensor] = []
+            layer = self.evaluator.get_submodule(path)
+            handle = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+            try:
+                self.apply(model, x)
+            finally:
+                handle.remove()
+            return seen[-1]
+
+        return features
+
+
+def _prefix(task: Task, whole: _Functions, paths: Sequence[str], cut: int, head: str | None) -> Prefix:
+    first, after = Stretch(whole.evaluator, paths[:cut]), paths[cut:]
+    rest = _Functions(Stretch(whole.evaluator, after), Stretch(whole.trainer, after), whole.names)
+    blocks = [replace(b, path=tuple(p for p in b.path if p in after)) for b in task.blocks]
+    return Prefix(
+        layers=tuple(paths[:cut]),
+        apply=Still(first),
+        rest=replace(
+            task,
+            apply=rest.apply,
+            forward=rest.forward,
+            features=rest.before(head) if head is not None else None,
+            blocks=tuple(block for block in blocks if block.path),
+        ),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Still:
+    """A module as a function that nothing flows back through."""
+
+    module: nn.Module
+
+    def __call__(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self.module(x)
+
+
+def _own(module: nn.Module, name: str, default: Any) -> Any:
+    """What a module declares itself; a wrapper may pass on what its inner module declares, whose names are then not its own."""
+    found = inspect.getattr_static(module, name, default)
+    return getattr(module, name) if isinstance(found, property) else found
 
 
 def _owner(name: str) -> str:
@@ -233,7 +304,7 @@ def _owner(name: str) -> str:
 
 
 def _state(module: nn.Module) -> tuple[Model, dict[str, str]]:
-    """The start, and for each of our names torch's name. Integer buffers stay in the module: they never travel."""
+    """All parameters and statistics, and for each of our names torch's name. Integer buffers stay in the module."""
     start: dict[str, Tensor] = {k: v.detach().clone() for k, v in module.named_parameters()}
     names = {k: k for k in start}
     for name, value in module.named_buffers():

@@ -148,8 +148,6 @@ def _problem(task: Task, federation: Federation, weights: str | Sequence[float],
         )
     if task.kind != federation.kind:
         raise InvalidArgument(f"the task is for {task.kind} but the data are for {federation.kind}; build it for these data")
-    if task.frozen:
-        raise InvalidArgument(f"Problem (2) moves all parameters, but {', '.join(sorted(task.frozen))} is frozen; unfreeze it")
     if isinstance(weight_decay, bool) or not isinstance(weight_decay, Real) or not 0 <= weight_decay < math.inf:
         raise InvalidArgument(f"weight_decay must be a finite number of at least 0, not {weight_decay!r}")
     begin = task.init()

@@ -1,0 +1,70 @@
+"""Frozen first layers: their output is computed once for every row, and training goes on from there.
+
+A row gives the same output whenever it is seen (frozen weights, frozen statistics, no dropout), so nothing changes but the
+time, and the last digits where a convolution sums in another order for batches of another size. What is saved is the
+forward pass of these layers; what it costs is the memory of their output.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from fedtailor import tree
+from fedtailor.data.federation import Federation, Split
+from fedtailor.task import Task
+
+ROOM = 1 << 30  # bytes that the outputs may take; beyond, every batch goes through all layers
+CHUNK = 256  # rows at once
+_made: WeakValueDictionary[str, Tensor] = WeakValueDictionary()  # while one run holds them, others use them too
+
+
+def after_prefix(task: Task, federation: Federation) -> tuple[Task, Federation, tuple[str, ...]]:
+    """(the task of the layers that follow, the federation of their inputs, a note); as given where there is nothing to save."""
+    prefix = task.prefix
+    if prefix is None or federation.tokens:  # of tokens they are an embedding: a lookup, whose output is larger than the rows
+        return task, federation, ()
+    splits = [s for s in (federation.train, federation.test, federation.val) if s is not None]
+    one = prefix.apply(splits[0].x[:1])
+    rows = sum(len(s.x) for s in splits) + (0 if task.public is None else len(task.public))
+    size = rows * one.numel() * one.element_size()
+    layers = f"{len(prefix.layers)} frozen layers (to {prefix.layers[-1]})"
+    if size > ROOM:
+        return task, federation, (f"The output of the first {layers} would take {size / 1e9:.1f} GB and was not kept.",)
+    key = _key(task)
+    public = None if task.public is None else _through(task, task.public, key)
+    new = {what: _split(task, getattr(federation, what), key) for what in ("train", "test", "val")}
+    features = replace(federation, **new, public=public)  # type: ignore[arg-type]
+    told = f"The first {layers} were computed once for every row."
+    inputs = features.train.x[:0].clone()
+    rest = replace(prefix.rest, init=task.init, public=public, unscored=task.unscored, inputs=inputs, seed=task.seed)
+    return rest, features, (told,)
+
+
+def through(task: Task, x: Tensor) -> Tensor:
+    """Rows as they leave the frozen first layers."""
+    return _through(task, x, _key(task))
+
+
+def _key(task: Task) -> str:
+    """What the outputs depend on beside the rows."""
+    assert task.prefix is not None
+    return f"{task.prefix.layers} {task.prefix.apply} {hashlib.sha256(tree.pack(task.held)).hexdigest()}"
+
+
+def _split(task: Task, split: Split | None, key: str) -> Split | None:
+    return None if split is None else replace(split, x=_through(task, split.x, key))
+
+
+def _through(task: Task, x: Tensor, key: str) -> Tensor:
+    assert task.prefix is not None
+    rows = f"{key} {tuple(x.shape)} {x.dtype} {hashlib.sha256(x.contiguous().numpy().data).hexdigest()}"
+    found = _made.get(rows)
+    if found is None:
+        found = torch.cat([task.prefix.apply(part) for part in x.split(CHUNK)]) if len(x) else x
+        _made[rows] = found
+    return found
