@@ -111,7 +111,9 @@ class Settings(DataSettings):
     """What a run and a comparison have in common."""
 
     model: str = Field("linear", description="A network by name (see: fedtailor list models).")
-    backbone: str | None = Field(None, description="Weights to start from: a .safetensors or .pt file, or imagenet (effnet-lite0).")
+    backbone: str | None = Field(
+        None, description="Weights to start from: a .safetensors or .pt file, or imagenet (effnet-lite0)."
+    )
     rounds: int = Field(100, ge=1, le=LARGEST, description="Rounds of training.")
     batch_size: int = Field(32, ge=0, le=LARGEST, description="Rows per step; 0 is all of a client's rows.")
     cohort: float = Field(1.0, gt=0, allow_inf_nan=False, description="Clients per round: a share up to 1, or a number.")
@@ -183,7 +185,9 @@ class PretrainSettings(DataSettings):
     batch_size: int = Field(64, ge=1, le=LARGEST, description="Rows per step.")
     method: Literal["pooled", "fedavg"] = Field("pooled", description="Put the rows together, or leave them with the clients.")
     seed: int = Field(0, ge=0, le=LARGEST, description="Seed of training.")
-    backbone: str | None = Field(None, description="Weights to start from: a .safetensors or .pt file, or imagenet (effnet-lite0).")
+    backbone: str | None = Field(
+        None, description="Weights to start from: a .safetensors or .pt file, or imagenet (effnet-lite0)."
+    )
 
     def options(self) -> dict[str, Any]:
         """What ``pretrain`` takes, beside the data and the model."""
