@@ -16,7 +16,7 @@ import fedtailor as ft
 from fedtailor.runs.history import Run
 
 MODEL, CLIENTS, ROUNDS, BATCH = "mlp:32", 20, 60, 20
-SHARES, ROWS, VISIBLE = (0.25, 0.5, 0.75), (30, 60, 240), (0.0, 2.0, 4.0)
+SHARES, ROWS, VISIBLE = (0.25, 0.5, 0.75), (30, 60, 120), (0.0, 2.0, 4.0)
 GRID = {"lr": [0.1, 0.3], "finetune_epochs": [5, 20], "local_epochs": [5, 20], "lam": [0.03, 0.3], "alpha": [0.25, 0.5, 0.75]}
 EASED: dict[str, Any] = {"global_risk": "own", "inference": "soft", "deploy_rows": "whole"}
 METHODS: dict[str, ft.Algorithm] = {

@@ -137,3 +137,14 @@ def test_a_box_stands_where_its_quantiles_are():
     line = re.search(r'<path d="M([\d.]+) ([\d.]+)V([\d.]+)M[\d.]+ ([\d.]+)V([\d.]+)M', svg)
     assert [float(v) for v in line.groups()[1:]] == pytest.approx([base, base - height / 4, base - 3 * height / 4, base - height])
     assert float(re.search(r'cy="([\d.]+)"', svg)[1]) == pytest.approx(base - 0.4 * height)
+
+
+def test_sequences_have_routes_of_their_rows_and_layers_have_names():
+    texts = {name: f"{name} met the quick brown fox and the lazy dog. " * 4 for name in ("ann", "bob")}
+    fed = ft.Federation.from_texts(texts, length=10)
+    found = ft.run(ft.Flow(lr=0.3), fed, "lstm:4,6", **{**OPTIONS, "rounds": 1}).summary["routing"]
+    assert found["groups"].keys() == {"all"}  # a row has as many answers as positions
+    assert found["groups"]["all"]["rows"] == len(fed.test.y)
+    assert found["routes"] == ["layer 1"]
+    whole = ft.run(ft.Flow(lr=0.3, routing="model"), instances(), "mlp:5", **{**OPTIONS, "rounds": 1}).summary["routing"]
+    assert whole["routes"] == ["whole model"]

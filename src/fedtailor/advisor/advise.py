@@ -15,7 +15,7 @@ from torch import nn
 
 from fedtailor.advisor.look import look, pull, pulls
 from fedtailor.advisor.pilot import Purse, Race, table, with_validation
-from fedtailor.advisor.steps import smoothness_of, work_of
+from fedtailor.advisor.steps import short, smoothness_of, work_of
 from fedtailor.advisor.words import words
 from fedtailor.algorithms import FedAvg, FedAvgFT, FedCLUP, HypCluster, Local
 from fedtailor.algorithms.base import Algorithm
@@ -125,7 +125,7 @@ def advise(
     task = build_task(model, rows, seed, DTYPES[dtype], bias)
     work = work_of(batch_size, steps, epochs)
     smoothness = smoothness_of(task, rows)
-    step = lr if lr is not None else 0.1 if smoothness is None else float(np.clip(1 / smoothness, 1e-4, 2.0))
+    step = lr if lr is not None else 0.1 if smoothness is None else short(np.clip(1 / smoothness, 1e-4, 2.0))
     race = Race(task, rows, batch_size, seed, rounds, weights, purse)
 
     race.enter("FedAvg", FedAvg(lr=step, **work))
@@ -143,7 +143,7 @@ def advise(
 
     race.enter("FedAvgFT", FedAvgFT(lr=step, **work, **{f"finetune_{name}": value for name, value in work.items()}))
     for lam in _lams(theory, least):
-        safe = step if smoothness is None else min(step, 1 / (smoothness + lam))
+        safe = step if smoothness is None else min(step, short(1 / (smoothness + lam)))
         race.enter(f"FedCLUP lam={lam:.3g}", FedCLUP(lam=lam, lr=safe, **work))
     if seen.k > 1 or len(rows) >= GROUPED:
         k = seen.k if seen.k > 1 else GUESS
@@ -187,7 +187,7 @@ def _lams(theory: float | None, least: float | None) -> list[float]:
     if theory is None or least is None:
         return list(BLIND)
     about = [theory * f for f in FACTORS] if np.isfinite(theory) else [least * f for f in UPWARDS]
-    return sorted({float(np.clip(lam, WEAK, STRONG)) for lam in about})
+    return sorted({short(np.clip(lam, WEAK, STRONG)) for lam in about})
 
 
 def _run(race: Race, first: int, rounds: int) -> None:

@@ -21,3 +21,8 @@ def work_of(batch_size: int | None, steps: int | None, epochs: int | None) -> di
 def smoothness_of(task: Task, federation: Federation) -> float | None:
     """L of the clients' risks for a linear model, otherwise None."""
     return None if task.gradient is None else constants(task, federation, 1e-3).smoothness
+
+
+def short(value: float) -> float:
+    """With four digits, to be read and typed; a step is never made longer than by a thousandth."""
+    return float(f"{value:.4g}")

@@ -17,7 +17,7 @@ from torch import nn
 
 from fedtailor.advisor.advise import VAL_SHARE
 from fedtailor.advisor.pilot import with_validation
-from fedtailor.advisor.steps import smoothness_of, work_of
+from fedtailor.advisor.steps import short, smoothness_of, work_of
 from fedtailor.advisor.tradeoff import Fewest, Place, fewest, front, levels, settled
 from fedtailor.advisor.walk import Callback, Curve, Ground, aims, along, most, schedule
 from fedtailor.algorithms import FedAvg, FedCLUP, FedCLUPDynamic, Local
@@ -146,7 +146,7 @@ def sweep(
     def method(lam: float) -> FedCLUP:
         """Where L is known the server's step is that of the paper's experiments, 1/L_g; otherwise the server averages."""
         server = None if smoothness is None else (lam + bend) / (lam * bend)
-        return FedCLUP(lam=lam, lr=_short(1 / (bend + lam)), server_lr=server and _short(server), **work)
+        return FedCLUP(lam=lam, lr=short(1 / (bend + lam)), server_lr=server and short(server), **work)
 
     # one full-batch step is the pooled gradient: one model for all, without the drift of several
     ends = {"local": Local(lr=1 / bend, **work), "shared": FedAvg(lr=1 / bend, **({"steps": 1} if batch_size is None else work))}
@@ -196,7 +196,7 @@ def _degrees(lams: int | Sequence[float], bend: float) -> list[float]:
     if isinstance(lams, (int, np.integer)) and not isinstance(lams, bool):
         if not 2 <= lams <= 1000:
             raise InvalidArgument(f"lams must be at least 2 (and at most 1000), or a list of positive numbers, not {lams}")
-        return [_short(lam) for lam in bend * np.logspace(*DECADES, int(lams))]
+        return [short(lam) for lam in bend * np.logspace(*DECADES, int(lams))]
     if isinstance(lams, (str, bool)) or not isinstance(lams, (Sequence, np.ndarray)):
         raise InvalidArgument(f"lams must be a number of lams or a list of positive numbers, not {lams!r}")
     out = sorted({_positive("every lam", lam) for lam in lams})
@@ -215,12 +215,7 @@ def _growing(lams: Sequence[float], bend: float, work: Mapping[str, Any]) -> Fed
     """The dynamic schedule: from the smallest lam up to the curvature, its step size safe all the way."""
     ceiling = max(lams[0], min(lams[-1], bend))
     factor = float(np.clip((lams[-1] / lams[0]) ** (1 / (len(lams) - 1)), 2, 4))
-    return FedCLUPDynamic(lam=lams[0], factor=_short(factor), ceiling=_short(ceiling), lr=_short(1 / (bend + ceiling)), **work)
-
-
-def _short(value: float) -> float:
-    """With four digits, to be read and typed; a step is never made longer than by a thousandth."""
-    return float(f"{value:.4g}")
+    return FedCLUPDynamic(lam=lams[0], factor=short(factor), ceiling=short(ceiling), lr=short(1 / (bend + ceiling)), **work)
 
 
 # -- in words --------------------------------------------------------------------------------------------------------------

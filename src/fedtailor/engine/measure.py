@@ -99,7 +99,9 @@ def routing(engine: Engine, shared: Any, store: Store, seed: int) -> dict[str, A
     sizes = {"model_parameters": tree.size(task.init()), "router_parameters": tree.size(shared.get("router", {}))}
     work = {"multiply_adds_personal": own, "multiply_adds_shared": common}
     count = q.shape[1]
-    names = blocks if len(blocks) == count else ["whole model"] if count == 1 else [f"layer {j}" for j in range(1, count + 1)]
+    names = blocks if len(blocks) == count else [f"layer {j}" for j in range(1, count + 1)]
+    if getattr(algorithm, "routing", "layer") == "model":
+        names = ["whole model"]
     return {"routing": {"clients": len(ids), "routes": names, **spread, **sizes, **work}}
 
 

@@ -58,9 +58,7 @@ def _figure(label: str, routings: Sequence[Mapping[str, Any]]) -> str:
     )
     if first["multiply_adds_shared"]:
         ratio = np.mean([r["multiply_adds_personal"] / r["multiply_adds_shared"] for r in routings])
-        text += (
-            f" A personal prediction takes {ratio:.2f} times the multiply-adds of the shared model alone: only chosen layers run."
-        )
+        text += f" A personal prediction takes {ratio:.2f} times the multiply-adds of the shared model alone, with the router's."
     if first.get("kind_auc"):
         areas = np.array([[np.nan if a is None else a for a in r["kind_auc"]] for r in routings]).mean(0)
         text += f" Told by the layers' probability, a row's kind has AUC {', '.join(f'{a:.2f}' for a in areas)}."
@@ -101,7 +99,7 @@ def boxes(names: Sequence[str], groups: Mapping[str, Sequence[Sequence[float]]],
         out.append(f'<path d="M{LEFT} {y(tick):.1f}H{WIDTH - 20}"{dash}/>{_text(LEFT - 7, y(tick) + 4, f"{tick:g}", "end")}')
     for j, name in enumerate(names):
         middle = LEFT + cluster * (j + 0.5)
-        out.append(_text(middle, base + 20, name, "middle"))
+        out.append(_text(middle, base + 20, f"layer {name}" if name.isdigit() else name, "middle"))
         for k, (key, found) in enumerate(groups.items()):
             colour = GROUPS.get(key, ("", "#333"))[1]
             at = middle + step * (k - (len(groups) - 1) / 2)
