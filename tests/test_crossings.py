@@ -100,6 +100,19 @@ def test_perada_is_private_as_ditto_is_and_the_plain_method_without_noise(engine
     assert noisy.summary["epsilon"] > once.summary["epsilon"] > 0
 
 
+def test_group_norm_behind_a_frozen_convolution_in_channels_last_layout() -> None:
+    """torch 2.13 itself crashes there, in the backward pass."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)).double()
+    net[0].requires_grad_(False)
+    x, y = normal(5, 3, 4, 4), torch.arange(5) % 2
+    task = ft.Task.from_module(net, classes=2)
+    model = {name: p.requires_grad_() for name, p in task.init().items()}
+    task.risk(model, {"x": x.contiguous(memory_format=torch.channels_last), "y": y}).backward()
+    nn.functional.cross_entropy(net(x), y).backward()
+    for name, p in model.items():
+        torch.testing.assert_close(p.grad, net.get_parameter(name).grad, rtol=0, atol=1e-12)
+
+
 # -- routing ---------------------------------------------------------------------------------------------------------------
 
 
@@ -209,7 +222,7 @@ def test_rows_of_tokens_stay_tokens_where_the_embedding_is_frozen() -> None:
 
 def test_the_task_after_the_frozen_layers_knows_its_rows_and_the_seed() -> None:
     fed = pictures(public=4)
-    task = build_task("resnet8:head,width=8", fed, 5, torch.float32, True)
+    task = build_task("resnet8:head,width=8", fed, 5, torch.float64, True)
     rest, rows, _ = after_prefix(replace(task, unscored=2), fed)
     assert rest.inputs is not None
     assert rest.inputs.shape == (0, *rows.train.x.shape[1:])

@@ -1,6 +1,6 @@
 """Layers whose behaviour in training must not depend on padding, on the engine or on a global random state.
 
-``swap`` replaces torch's batch norms and dropouts inside a module by the two classes here. What a layer needs to know
+``swap`` replaces torch's batch norms, group norms and dropouts inside a module by the classes here. What a layer needs to know
 about the batch under way (which rows are real, which random key it has) is set by ``batch_context``.
 """
 
@@ -117,6 +117,14 @@ class BatchNorm(_BatchNorm):
         return output
 
 
+class GroupNorm(nn.GroupNorm):
+    """Group norm whose backward pass torch 2.13 survives: it crashes on an input in channels-last layout that needs no gradient,
+    as behind a frozen convolution."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.contiguous() if torch.is_grad_enabled() and not input.requires_grad else input)
+
+
 class Dropout(nn.Module):
     """Dropout whose mask is a function of (the batch's key, which call it is, the position): the same on every engine."""
 
@@ -154,7 +162,7 @@ def _finalise(z: Tensor) -> Tensor:
 
 
 def swap(module: nn.Module) -> nn.Module:
-    """Replace, in place, every batch norm and dropout below ``module``; returns the module (itself perhaps replaced).
+    """Replace, in place, every batch norm, group norm and dropout below ``module``; returns the module (itself perhaps replaced).
 
     A layer that stands in several places is replaced by one layer in all of them.
     """
@@ -179,6 +187,10 @@ def _replacement(layer: nn.Module) -> nn.Module | None:
         new = BatchNorm(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
         new._parameters, new._buffers = layer._parameters, layer._buffers
         return new.train(layer.training)
+    if type(layer) is nn.GroupNorm:
+        same = GroupNorm(layer.num_groups, layer.num_channels, layer.eps, layer.affine)
+        same._parameters = layer._parameters
+        return same.train(layer.training)
     if type(layer) in (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d):
         return Dropout(layer.p, type(layer) is not nn.Dropout).train(layer.training)  # type: ignore[arg-type]
     return None

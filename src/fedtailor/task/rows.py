@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedtailor.task.layers import BatchNorm, Dropout
+from fedtailor.task.layers import BatchNorm, Dropout, GroupNorm
 
 Sums = dict[str, Tensor]
 AT_ONCE = 2**22
@@ -166,6 +166,6 @@ KNOWN: dict[type[nn.Module], tuple[Callable[[Any], bool], Callable[[Any, Tensor,
         lambda layer: layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str),
         _conv,
     ),
-    nn.GroupNorm: (lambda layer: layer.affine, _group_norm),
+    GroupNorm: (lambda layer: layer.affine, _group_norm),
     nn.LayerNorm: (lambda layer: layer.elementwise_affine, _layer_norm),
 }
