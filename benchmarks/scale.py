@@ -26,7 +26,7 @@ def one_size(clients: int) -> dict[str, float]:
 
     import fedtailor as ft
     from benchmarks.players import Player
-    from fedtailor.data.federation import Split
+    from fedtailor.data.split import Split
     from fedtailor.engine.vectorized import VectorizedEngine
 
     torch.set_num_threads(1)

@@ -14,7 +14,7 @@ import fedtailor as ft
 from fedtailor.advisor.look import look, pull, pulls
 from fedtailor.advisor.pilot import Purse, Race, with_validation
 from fedtailor.cli import app
-from fedtailor.data.federation import Split
+from fedtailor.data.split import Split
 from fedtailor.engine.setup import build_task
 from fedtailor.theory.heterogeneity import Heterogeneity
 

@@ -14,7 +14,7 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 import fedtailor as ft
-from fedtailor.data.federation import Split
+from fedtailor.data.split import Split
 from fedtailor.errors import InvalidArgument, InvalidData
 from fedtailor.theory.clusters import find
 from fedtailor.theory.fits import Summary

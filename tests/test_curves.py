@@ -11,7 +11,7 @@ import torch
 
 import fedtailor as ft
 from fedtailor.advisor.curves import curves, facts, place
-from fedtailor.data.federation import Split
+from fedtailor.data.split import Split
 from fedtailor.engine.setup import build_task
 from fedtailor.theory import heterogeneity
 from fedtailor.theory.envelope import solve

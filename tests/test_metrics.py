@@ -9,7 +9,7 @@ from sklearn.metrics import mean_squared_error, roc_auc_score
 
 import fedtailor as ft
 from fedtailor import tree
-from fedtailor.data.federation import Split
+from fedtailor.data.split import Split
 from fedtailor.metrics.client import auc, measure
 from fedtailor.metrics.spread import summarize, worst_decile
 

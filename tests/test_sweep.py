@@ -16,7 +16,7 @@ from fedtailor.advisor.pilot import with_validation
 from fedtailor.advisor.sweep import total
 from fedtailor.advisor.tradeoff import Fewest, Place, Point, fewest, front, levels, purse, settled
 from fedtailor.cli import app
-from fedtailor.data.federation import Split
+from fedtailor.data.split import Split
 from fedtailor.engine.setup import build_task
 from fedtailor.theory.envelope import solve
 

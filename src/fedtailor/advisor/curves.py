@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from fedtailor.advisor.advise import VAL_SHARE, Advice
 from fedtailor.advisor.pilot import with_validation
-from fedtailor.data.federation import Federation, Split
+from fedtailor.data.federation import Federation
+from fedtailor.data.split import Split
 from fedtailor.engine.setup import DTYPES, build_task
 from fedtailor.errors import FedtailorError, InvalidArgument
 from fedtailor.metrics.client import hits, score_name

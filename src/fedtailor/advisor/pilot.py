@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from fedtailor.algorithms.base import Algorithm
 from fedtailor.data import rng
-from fedtailor.data.federation import Federation, Split
+from fedtailor.data.federation import Federation
+from fedtailor.data.split import Split
 from fedtailor.engine.base import Engine, one_thread
 from fedtailor.engine.measure import Columns, evaluate
 from fedtailor.engine.run import State, choose_engine, play_on

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,49 +14,28 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from fedtailor.data import rng
+from fedtailor.data.arrays import (
+    Pairs,
+    check_alike,
+    fact,
+    guess,
+    join,
+    labels_of,
+    public_rows,
+    targets_of,
+    truth_of,
+    warn_of_gaps,
+)
 from fedtailor.data.schema import Schema
+from fedtailor.data.split import Split
 from fedtailor.data.tokens import count_tokens
 from fedtailor.data.vocabulary import Vocabulary
 from fedtailor.errors import InvalidArgument, InvalidData
-from fedtailor.task.losses import PAD
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Pairs = Sequence[tuple[ArrayLike | Tensor, ArrayLike | Tensor]]
 KINDS = ("classification", "regression", "multilabel")
-
-
-@dataclass(frozen=True, eq=False)
-class Split:
-    """Rows of all clients, one after another: x [rows, ...], y [rows], [rows, outputs] or [rows, positions], offsets
-    [clients + 1].
-
-    ``kinds`` [rows] says which rows follow the law of all clients, where rows were generated from two laws (see ``instances``).
-    """
-
-    x: Tensor
-    y: Tensor
-    offsets: NDArray[np.int64]
-    kinds: Tensor | None = None
-
-    @cached_property
-    def sizes(self) -> NDArray[np.int64]:
-        return np.diff(self.offsets)
-
-    def client(self, i: int) -> tuple[Tensor, Tensor]:
-        """(x, y) of the i-th client, counted from 0."""
-        if not -len(self.sizes) <= i < len(self.sizes):
-            raise InvalidArgument(f"no client {i}; there are {len(self.sizes)}, counted from 0")
-        i %= len(self.sizes)
-        rows = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
-        return self.x[rows], self.y[rows]
-
-    def take(self, clients: NDArray[np.int64]) -> Split:
-        rows = [np.arange(self.offsets[i], self.offsets[i + 1]) for i in clients]
-        index = torch.from_numpy(np.concatenate(rows))
-        kinds = None if self.kinds is None else self.kinds[index]
-        return Split(self.x[index], self.y[index], np.concatenate([[0], np.cumsum(self.sizes[clients])]), kinds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +128,7 @@ class Federation:
 
         A method finds the number of its client in ``data["facts"][name]``, a tensor of one element.
         """
-        return replace(self, facts={**self.facts, **{name: _fact(name, value, self.names) for name, value in facts.items()}})
+        return replace(self, facts={**self.facts, **{name: fact(name, value, self.names) for name, value in facts.items()}})
 
     def to(self, dtype: torch.dtype, device: str = "cpu") -> Federation:
         """Floating features (and regression targets) in ``dtype``."""
@@ -179,8 +157,8 @@ class Federation:
         if kind == self.kind:
             return self
         splits = {what: getattr(self, what) for what in ("train", "test", "val") if getattr(self, what) is not None}
-        new = {what: replace(s, y=_targets(what, s, kind, self.names, bool(self.tokens))) for what, s in splits.items()}
-        return replace(self, train=new["train"], test=new["test"], val=new.get("val"), kind=kind, labels=_labels(kind, new))
+        new = {what: replace(s, y=targets_of(what, s, kind, self.names, bool(self.tokens))) for what, s in splits.items()}
+        return replace(self, train=new["train"], test=new["test"], val=new.get("val"), kind=kind, labels=labels_of(kind, new))
 
     @staticmethod
     def from_arrays(
@@ -363,22 +341,22 @@ def _from_arrays(
         if part is not None and len(part) != len(train):
             raise InvalidData(f"{what} has {len(part)} entries but train has {len(train)} clients; give one for each")
     worded = tokens is not False
-    splits = {"train": _join("train", train, names, worded), "test": _join("test", test, names, worded)}
+    splits = {"train": join("train", train, names, worded), "test": join("test", test, names, worded)}
     if val is not None:
-        splits["val"] = _join("val", val, names, worded)
+        splits["val"] = join("val", val, names, worded)
     for what, split in splits.items():
-        _check_alike(what, split, splits["train"])
+        check_alike(what, split, splits["train"])
     size = count_tokens({what: (s.x, s.offsets) for what, s in splits.items()}, tokens, names) if worded else 0
-    kind = task or _guess([split.y for split in splits.values()], splits["train"].x.shape if worded else None)
-    splits = {what: Split(s.x, _targets(what, s, kind, names, worded), s.offsets) for what, s in splits.items()}
-    labels = _labels(kind, splits)
+    kind = task or guess([split.y for split in splits.values()], splits["train"].x.shape if worded else None)
+    splits = {what: Split(s.x, targets_of(what, s, kind, names, worded), s.offsets) for what, s in splits.items()}
+    labels = labels_of(kind, splits)
     if kind == "classification" and classes:
         if labels > max(2, len(classes)):
             raise InvalidData(f"the labels go up to {labels - 1} but there are {len(classes)} classes; name them all")
         labels = max(2, len(classes))
     elif kind == "classification":
-        _warn_of_gaps(labels, splits)
-    rows, notes = (None, ()) if public is None else _public(public, splits["train"].x, resize)
+        warn_of_gaps(labels, splits)
+    rows, notes = (None, ()) if public is None else public_rows(public, splits["train"].x, resize)
     return Federation(
         train=splits["train"],
         test=splits["test"],
@@ -387,185 +365,9 @@ def _from_arrays(
         names=names,
         kind=kind,
         labels=labels,
-        truth=None if truth is None else [_truth(t, kind, labels) for t in truth],
+        truth=None if truth is None else [truth_of(t, kind, labels) for t in truth],
         name=name,
         classes=tuple(classes),
         tokens=size,
         notes=notes,
     )
-
-
-def _fact(name: str, value: Any, clients: Sequence[str]) -> NDArray[np.float64]:
-    """One finite number per client, in the clients' order."""
-    if isinstance(value, Mapping):
-        known = set(clients)
-        for client in (*value, *clients):
-            if client not in known or client not in value:
-                wrong = "is no client of this federation" if client not in known else "is missing"
-                raise InvalidData(f"{name}: {client!r} {wrong}; give one number for each of its {len(clients)} clients")
-        value = [value[client] for client in clients]
-    try:
-        numbers = np.array(value.tolist() if isinstance(value, Tensor) else value, np.float64)
-    except (TypeError, ValueError) as error:
-        raise InvalidData(f"{name} does not hold numbers; give one number per client") from error
-    if numbers.shape != (len(clients),):
-        raise InvalidData(f"{name} has shape {numbers.shape} but there are {len(clients)} clients; give one number per client")
-    if not np.isfinite(numbers).all():
-        client = clients[int(np.flatnonzero(~np.isfinite(numbers))[0])]
-        raise InvalidData(f"{name} of client {client} is not finite (NaN or infinity); give a number")
-    return numbers
-
-
-def _public(value: Any, x: Tensor, resize: bool) -> tuple[Tensor, tuple[str, ...]]:
-    from fedtailor.data.public import fitted
-
-    rows = _tensor("public", value)
-    rows = rows if rows.is_floating_point() else rows.to(x.dtype)
-    notes: tuple[str, ...] = ()
-    if rows.shape[1:] != x.shape[1:]:
-        if not resize:
-            have, want = tuple(rows.shape[1:]), tuple(x.shape[1:])
-            raise InvalidData(
-                f"public rows have shape {have} but the clients' have {want}; they must be the same (images: resize=True)"
-            )
-        rows, done = fitted(rows, x)
-        notes = (f"The public rows are {done.removeprefix(', ')}.",)
-    if not bool(torch.isfinite(rows).all()):
-        raise InvalidData("public has a value that is not finite (NaN or infinity); fill or drop it")
-    return rows, notes
-
-
-def _truth(value: Any, kind: str, labels: int) -> Mapping[str, Tensor]:
-    """A model by name, or the weights of a linear one. A binary w is the softmax (-w/2, w/2), which starts from zero reach."""
-    if isinstance(value, Mapping):
-        return {k: torch.as_tensor(np.asarray(v)) for k, v in value.items()}
-    weight = torch.as_tensor(np.asarray(value))
-    if weight.dim() == 1:
-        weight = weight.unsqueeze(0)
-    if kind == "classification" and labels == 2 and len(weight) == 1:
-        weight = torch.cat([-weight / 2, weight / 2])
-    return {"weight": weight}
-
-
-def _tensor(what: str, value: Any) -> Tensor:
-    if isinstance(value, Tensor):
-        if value.is_complex():
-            raise InvalidData(f"{what} holds complex values; give real numbers, for instance x.abs() or torch.view_as_real(x)")
-        return value.detach().cpu()
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise InvalidData(f"{what} has rows of different lengths; give every row the same number of features") from error
-    if array.dtype.kind not in "biuf":
-        raise InvalidData(f"{what} holds {array.dtype} values; give numbers (encode categories as 0, 1, 2, ...)")
-    if array.dtype == np.uint16 or array.dtype == np.uint32 or array.dtype == np.uint64:
-        array = array.astype(np.int64)
-    return torch.from_numpy(np.ascontiguousarray(array))
-
-
-def _join(split: str, pairs: Pairs, names: Sequence[str], tokens: bool) -> Split:
-    xs: list[Tensor] = []
-    ys: list[Tensor] = []
-    sizes: list[int] = []
-    for client, pair in zip(names, pairs, strict=True):
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise InvalidData(f"{split} of client {client} is not a pair (x, y); give [(x, y), ...], one pair per client")
-        x, y = _tensor(f"{split} x of client {client}", pair[0]), _tensor(f"{split} y of client {client}", pair[1])
-        if x.dim() < 2:
-            raise InvalidData(
-                f"{split} x of client {client} has shape {tuple(x.shape)}; give rows by features, for instance x.reshape(-1, 1)"
-            )
-        if y.dim() == 0 or len(x) != len(y):
-            raise InvalidData(
-                f"{split} of client {client} has {len(x)} rows of x but y of shape {tuple(y.shape)}; give one y per row"
-            )
-        if len(y) == 0:
-            raise InvalidData(f"client {client} has no {split} rows; leave the client out or give it rows")
-        if y.dim() == 2 and y.shape[1] == 1:
-            y = y[:, 0]
-        if xs and (x.shape[1:] != xs[0].shape[1:] or y.shape[1:] != ys[0].shape[1:]):
-            raise InvalidData(
-                f"{split} of client {client} has rows of shape {tuple(x.shape[1:])} with targets {tuple(y.shape[1:])}, client "
-                f"{names[0]} has {tuple(xs[0].shape[1:])} with {tuple(ys[0].shape[1:])}; all clients need the same"
-            )
-        if xs and (x.is_floating_point() != xs[0].is_floating_point() or y.is_floating_point() != ys[0].is_floating_point()):
-            raise InvalidData(
-                f"{split} of client {client} has types ({x.dtype}, {y.dtype}), client {names[0]} ({xs[0].dtype}, {ys[0].dtype}); "
-                "convert them to the same"
-            )
-        xs.append(x)
-        ys.append(y)
-        sizes.append(len(y))
-    joined, targets = torch.cat(xs), torch.cat(ys)
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    for what, values in (("x", joined), ("y", targets)):
-        if values.is_floating_point() and not bool(torch.isfinite(values).all()):
-            bad = int((~torch.isfinite(values.reshape(len(values), -1)).all(1)).nonzero()[0, 0])
-            client = names[int(np.searchsorted(offsets, bad, "right")) - 1]
-            raise InvalidData(
-                f"{split} {what} of client {client} has a value that is not finite (NaN or infinity); fill or drop it"
-            )
-    if not joined.is_floating_point():
-        joined = joined.to(torch.int64 if tokens else torch.float32)
-    return Split(joined, targets, offsets)
-
-
-def _check_alike(what: str, split: Split, train: Split) -> None:
-    if split.x.shape[1:] != train.x.shape[1:] or split.y.shape[1:] != train.y.shape[1:]:
-        raise InvalidData(
-            f"{what} has rows of shape {tuple(split.x.shape[1:])} with targets {tuple(split.y.shape[1:])} but train has "
-            f"{tuple(train.x.shape[1:])} with {tuple(train.y.shape[1:])}; they must be the same"
-        )
-
-
-def _guess(targets: Sequence[Tensor], sequences: torch.Size | None) -> str:
-    if sequences is not None and targets[0].shape == sequences and not targets[0].is_floating_point():
-        return "classification"
-    binary = all(bool(((y == 0) | (y == 1)).all()) for y in targets)
-    if targets[0].dim() > 1:
-        return "multilabel" if binary else "regression"
-    return "regression" if targets[0].is_floating_point() and not binary else "classification"
-
-
-def _warn_of_gaps(labels: int, splits: Mapping[str, Split]) -> None:
-    seen = np.unique(np.concatenate([split.y.unique().numpy() for split in splits.values()]))
-    seen = seen[seen != PAD]
-    if len(seen) < labels and not (labels == 2 and len(seen) == 1):
-        missing = np.setdiff1d(np.arange(labels), seen)
-        shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
-        text = f"{labels} classes are assumed but no client has a row of class {shown}; number the classes from 0 without gaps"
-        warnings.warn(text, stacklevel=4)
-
-
-def _labels(kind: str, splits: Mapping[str, Split]) -> int:
-    if kind == "classification":
-        return max(2, int(max(split.y.max() for split in splits.values())) + 1)
-    return int(np.prod(splits["train"].y.shape[1:])) if kind == "multilabel" else 0
-
-
-def _targets(what: str, split: Split, kind: str, names: Sequence[str], tokens: bool) -> Tensor:
-    y = split.y
-    if kind == "regression":
-        return y if y.is_floating_point() else y.to(torch.float32)
-    if kind == "multilabel":
-        if y.dim() < 2 or not bool(((y == 0) | (y == 1)).all()):
-            raise InvalidData(f"{what} y is not a matrix of 0 and 1; multi-label targets need one column per label")
-        return y.to(torch.float32)
-    if y.dim() > 1 and not (tokens and y.shape == split.x.shape):
-        raise InvalidData(f"{what} y has {y.dim()} axes; class labels need one number per row (or task='multilabel')")
-    whole = y.to(torch.int64)
-    wrong = (whole != y) | (whole < (PAD if y.dim() > 1 else 0))
-    if bool(wrong.any()):
-        place = tuple(wrong.nonzero()[0].tolist())
-        raise InvalidData(
-            f"{what} y of client {_owner(split, place[0], names)} holds the label {y[place].item()}; classes are whole numbers "
-            "from 0 (use sklearn.preprocessing.LabelEncoder, or task='regression')"
-        )
-    if y.dim() > 1 and bool((empty := (whole == PAD).all(1)).any()):
-        client = _owner(split, int(empty.nonzero()[0, 0]), names)
-        raise InvalidData(f"{what} of client {client} has an empty sequence (every label is -1, padding); leave that row out")
-    return whole
-
-
-def _owner(split: Split, row: int, names: Sequence[str]) -> str:
-    return names[int(np.searchsorted(split.offsets, row, "right")) - 1]

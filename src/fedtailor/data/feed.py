@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fedtailor.data import rng
 from fedtailor.data.batches import Batches, Work, indices, poisson, step_keys
-from fedtailor.data.federation import Federation, Split
+from fedtailor.data.federation import Federation
 from fedtailor.data.guard import Guard
+from fedtailor.data.split import Split
 
 Phases = Mapping[str, Work]
 

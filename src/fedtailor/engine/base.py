@@ -15,8 +15,9 @@ from torch import Tensor
 
 from fedtailor import tree
 from fedtailor.algorithms.base import Algorithm, Round
-from fedtailor.data.federation import Federation, Split
+from fedtailor.data.federation import Federation
 from fedtailor.data.feed import Feed
+from fedtailor.data.split import Split
 from fedtailor.errors import Diverged
 from fedtailor.runs.store import Store
 from fedtailor.server.reduce import Reduce

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.algorithms.base import Round
-from fedtailor.data.federation import Split
+from fedtailor.data.split import Split
 from fedtailor.engine.base import NO_ROUND, Engine, Ids, Plan, Predictions, born, lift, row
 from fedtailor.engine.pool import Pool, cores
 from fedtailor.runs.store import Store

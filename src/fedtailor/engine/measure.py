@@ -14,7 +14,7 @@ from torch import Tensor
 from fedtailor import tree
 from fedtailor.algorithms.base import Round
 from fedtailor.data import rng, shift
-from fedtailor.data.federation import Split
+from fedtailor.data.split import Split
 from fedtailor.engine.base import Engine, Plan
 from fedtailor.engine.loop import LoopEngine
 from fedtailor.engine.prefix import through

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from fedtailor import tree
-from fedtailor.data.federation import Federation, Split
+from fedtailor.data.federation import Federation
+from fedtailor.data.split import Split
 from fedtailor.task import Task
 
 ROOM = 1 << 30  # bytes that the outputs may take; beyond, every batch goes through all layers

@@ -13,7 +13,8 @@ from safetensors.torch import save
 
 from fedtailor import models
 from fedtailor.algorithms.fedavg import FedAvg
-from fedtailor.data.federation import Federation, Split
+from fedtailor.data.federation import Federation
+from fedtailor.data.split import Split
 from fedtailor.engine.run import run
 from fedtailor.errors import InvalidArgument
 from fedtailor.local import SGD

@@ -13,7 +13,7 @@ from torch.func import vmap
 
 from fedtailor import tree
 from fedtailor.algorithms.base import Round
-from fedtailor.data.federation import Split
+from fedtailor.data.split import Split
 from fedtailor.engine.base import NO_ROUND, Engine, Ids, Predictions, row
 from fedtailor.runs.store import Store
 from fedtailor.server.reduce import Reduce

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from fedtailor import models
 from fedtailor.data import rng
-from fedtailor.data.federation import Federation, Split
+from fedtailor.data.federation import Federation
+from fedtailor.data.split import Split
 from fedtailor.errors import InvalidArgument, InvalidData
 from fedtailor.task import Task
 from fedtailor.task.losses import BY_KIND

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtailor.data import rng
-from fedtailor.data.federation import Federation, Split
+from fedtailor.data.federation import Federation
+from fedtailor.data.split import Split
 from fedtailor.errors import InvalidArgument
 from fedtailor.task import Task
 from fedtailor.theory.envelope import Lam, solve

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from fedtailor.data.columns import Ints, Raw, read_column
-from fedtailor.data.federation import Split
 from fedtailor.data.schema import BLOCK, Features
+from fedtailor.data.split import Split
 from fedtailor.data.tables.codes import at, in_order
 from fedtailor.data.tables.draw import draw_all
 from fedtailor.data.tables.options import Options
