@@ -36,9 +36,9 @@ Limits
     all rows, with split = "whole", which gives both phases all rows.
 When to use
     When some rows of a client follow everybody's law and others its own, and the row shows which. It has twice the work of
-    FedAvgFT and half the rows for each model: where clients have few rows FedAvgFT is hard to beat. From a cold start v is soon
-    ahead of w, the router turns to it and w hardly learns (the bound of Theorem 4.1 grows as 1/q_0^2): give it ``warmup``
-    rounds or a larger ``gamma``, and ``redraw`` so that w sees all rows in the end.
+    FedAvgFT and half the rows for each model: where clients have few rows FedAvgFT is hard to beat: in trials on digits and on
+    MNIST by writer it stayed below. There ``warmup`` rounds, a larger ``gamma`` and ``redraw`` (so that w sees all rows in the
+    end) helped; perhaps because v is soon ahead of w, the router turns to it and w gets little to learn from.
 """
 
 from __future__ import annotations
