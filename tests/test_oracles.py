@@ -66,8 +66,8 @@ def test_every_method_has_an_oracle():
     from tests.test_oracles_more import CASES as MORE
     from tests.test_oracles_more import PLAIN_MEAN
 
-    # tests of their own, in test_oracles_more.py and test_oracles_perada.py
-    apart = {"ScaffoldP", "HypCluster", "KNNPer", "FedDF", "L2GD", "AL2SGD", "PerAda"}
+    # tests of their own, in test_oracles_more.py, test_oracles_perada.py and test_oracles_flow.py
+    apart = {"ScaffoldP", "HypCluster", "KNNPer", "FedDF", "L2GD", "AL2SGD", "PerAda", "Flow"}
     covered = {name.split()[0] for name in (*CASES, *MORE, *PLAIN_MEAN, *LAST)} | apart
     assert covered == {method.__name__ for method in METHODS}
 
