@@ -376,7 +376,7 @@ def test_an_unknown_model_that_is_near_nothing_lists_all():
         run(model="transformer")
 
 
-@pytest.mark.parametrize("name", ["mlp:0", "mlp:a,b", "mlp:3,", "linear:4"])
+@pytest.mark.parametrize("name", ["mlp:0", "mlp:a,b", "mlp:3,", "cnn2:a", "linear:4"])
 def test_an_option_of_a_model_that_cannot_be_read(name):
     with refused(errors.InvalidArgument, name.split(":")[0]):
         run(model=name)

@@ -110,6 +110,10 @@ def test_what_methods_need(deck):
     assert {name for name, c in deck.items() if c.roll_call} == {"ScaffoldP"}
     assert not card(ft.ScaffoldP(first="zeros")).roll_call
     assert not any(c.loop_only for c in deck.values())
+    # what they do with rows beside descents: gradients of their own, a choice by loss or by validation rows, a store of rows
+    bare = {"ScaffoldP", "APFL", "PerFedAvg", "AL2SGD", "HypCluster", "FedCLUPDynamic", "KNNPer"}
+    assert {name for name, c in deck.items() if not c.private} == bare
+    assert not card(ft.FedAvg(), network()).private  # batch norm
     assert all(c.works_for_new_client for c in deck.values())
 
 

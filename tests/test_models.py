@@ -207,6 +207,7 @@ CNN5 = (  # 28 -> 14 -> 7 -> 4, the odd last row kept
         ("cnn2", (1, 8, 8), 10, CNN2),
         ("cnn3", (3, 32, 32), 10, CNN3),
         ("cnn5", (28, 28), 47, CNN5),
+        ("cnn2:4,5", (8, 8), 10, (9 * 1 + 1) * 4 + (9 * 4 + 1) * 5 + (5 * 4 + 1) * 128 + 129 * 10),
     ],
 )
 def test_networks_have_the_right_outputs_and_parameters(name, shape, outputs, count):
@@ -229,6 +230,11 @@ def test_the_seed_fixes_the_start_and_the_global_state_is_left_alone(name):
 def test_a_network_that_needs_images_refuses_rows_of_features():
     with pytest.raises(errors.ModelMismatch, match="cnn2 needs images"):
         models.build("cnn2", (64,), 10)
+
+
+def test_a_network_of_two_convolutions_takes_two_widths():
+    with pytest.raises(errors.InvalidArgument, match=r"2 convolutions and 3 widths were given.*'cnn2:32,64'"):
+        models.build("cnn2:4,5,6", (8, 8), 10)
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------

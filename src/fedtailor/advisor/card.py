@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from fedtailor import tree
 from fedtailor.algorithms import METHODS
@@ -16,11 +17,12 @@ from fedtailor.data.federation import Federation
 from fedtailor.data.feed import Feed
 from fedtailor.engine.base import NO_ROUND, Plan, born, one_thread
 from fedtailor.engine.loop import LoopEngine
-from fedtailor.engine.run import build_task, make_plan, play
+from fedtailor.engine.run import build_task, make_plan, play, run
 from fedtailor.engine.vectorized import VectorizedEngine
 from fedtailor.errors import Diverged, InvalidArgument
 from fedtailor.laws.ground import BATCH, SEED, Ground, federation, network
 from fedtailor.local.loop import Record, metered
+from fedtailor.local.private import Private
 from fedtailor.metrics.cost import probe, trained, wire_bytes
 from fedtailor.runs.store import Store
 from fedtailor.server.reduce import Mean
@@ -57,6 +59,7 @@ class Card:
     changes what the client predicts with; ``trained_at_end`` counts the parameters it descends on, 0 where it only looks
     (neighbours, choice of a cluster).
     ``mean_only`` means that the server sees nothing but the mean of the uploads, so that secure aggregation is possible.
+    ``private``: it runs with ``opt=ft.Private()``, on this model; the laws' network has group norm for this.
     """
 
     name: str
@@ -77,6 +80,7 @@ class Card:
     needs_everyone: bool
     roll_call: bool
     loop_only: bool
+    private: bool
 
     def row(self) -> dict[str, Any]:
         """The card as plain values, ready for JSON."""
@@ -96,6 +100,7 @@ class Card:
             "at the end": "trains" if self.trained_at_end else "prepares" if self.trains_at_end else "nothing",
             "newcomers": _yes(self.works_for_new_client),
             "mean only": _yes(self.mean_only),
+            "private": _yes(self.private),
             "needs": ", ".join(self.needs()) or "nothing",
         }
 
@@ -117,7 +122,8 @@ def card(algorithm: Algorithm, model: Any = None, data: Federation | None = None
     if not isinstance(algorithm, Algorithm):
         raise InvalidArgument(f"card needs an Algorithm, for instance ft.FedAvg(), not {algorithm!r}")
     with one_thread():
-        return _facts(_ground(algorithm, network() if model is None else model, federation() if data is None else data))
+        ground = _ground(algorithm, network() if model is None else model, federation() if data is None else data)
+        return _facts(ground, network(nn.GroupNorm(2, 6)) if model is None else model)
 
 
 def cards() -> list[Card]:
@@ -150,7 +156,7 @@ def _ground(algorithm: Algorithm, model: Any, data: Federation) -> Ground:
     return Everyone("card", replace(plan, feed=Feed(plan.federation, short, BATCH, SEED)))
 
 
-def _facts(ground: Ground) -> Card:
+def _facts(ground: Ground, without_batch_norm: Any) -> Card:
     plan, model = ground.plan, ground.plan.task.init()
     in_rounds: Record = {}
     with metered(in_rounds):
@@ -176,6 +182,7 @@ def _facts(ground: Ground) -> Card:
         needs_everyone=plan.algorithm.needs_everyone or _refuses(lambda: _one_of_many(plan)),
         roll_call=bool(plan.algorithm.roll_call),
         loop_only=not _works(lambda: _vectorized(ground)),
+        private=not _refuses(lambda: _privately(plan, without_batch_norm)),
     )
 
 
@@ -252,6 +259,13 @@ def _vectorized(ground: Ground) -> None:
             pass
 
     ground.played(engine, watch)
+
+
+def _privately(plan: Plan, model: Any) -> None:
+    """A round, the end and the measures with clipped and noisy gradients."""
+    task = replace(build_task(model, plan.federation, SEED, torch.float32, bias=True), public=plan.task.public)
+    algorithm = replace(plan.algorithm, opt=Private())
+    run(algorithm, plan.federation, task, rounds=1, batch_size=BATCH, engine="loop", workers=1)
 
 
 def _models(parcel: Parcel) -> str:

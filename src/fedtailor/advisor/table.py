@@ -49,6 +49,7 @@ Found by running the method on the laws' network ({parameters} parameters, {byte
 - **at the end**: what `personalize` does before predicting: trains, prepares (stores or chooses something), or nothing.
 - **newcomers**: a client that never took part predicts without a local step.
 - **mean only**: the server sees nothing but the mean of the uploads, as secure aggregation requires.
+- **private**: runs with `opt=ft.Private()`, clipped and noisy gradients (tried with group norm in the place of batch norm).
 
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -14,10 +14,12 @@ from fedtailor.cli.train import command_line, tell_about
 from fedtailor.config import AdviseSettings
 from fedtailor.errors import InvalidArgument
 
+Out = Annotated[Path | None, typer.Option("--out", help="A directory for advice.json and report.html (default: none).")]
+
 
 def register(app: typer.Typer) -> None:
     loose = {"allow_extra_args": True, "ignore_unknown_options": True}
-    app.command("advise", context_settings=loose)(command_of(AdviseSettings, advise, "DATA", advise.__doc__))
+    app.command("advise", context_settings=loose)(command_of(AdviseSettings, advise, "DATA", advise.__doc__, Out))
 
 
 def advise(settings: AdviseSettings, out: Path | None, as_json: bool, save: Path | None = None) -> None:

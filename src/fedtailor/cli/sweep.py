@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -12,10 +13,12 @@ from fedtailor.cli.flags import command_of
 from fedtailor.cli.train import tell_about
 from fedtailor.config import SweepSettings
 
+Out = Annotated[Path | None, typer.Option("--out", help="A directory for sweep.json (default: none).")]
+
 
 def register(app: typer.Typer) -> None:
     loose = {"allow_extra_args": True, "ignore_unknown_options": True}
-    app.command("sweep", context_settings=loose)(command_of(SweepSettings, sweep, "DATA", sweep.__doc__))
+    app.command("sweep", context_settings=loose)(command_of(SweepSettings, sweep, "DATA", sweep.__doc__, Out))
 
 
 def sweep(settings: SweepSettings, out: Path | None, as_json: bool, save: Path | None = None) -> None:

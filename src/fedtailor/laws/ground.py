@@ -40,11 +40,11 @@ def federation() -> Federation:
     return made.with_facts(lam=0.2 + 0.3 * np.arange(len(sizes)))
 
 
-def network() -> nn.Module:
-    """A small network with everything that makes engines disagree: batch norm and dropout."""
+def network(norm: nn.Module | None = None) -> nn.Module:
+    """A small network with everything that makes engines disagree: batch norm (unless ``norm`` is given) and dropout."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
-        return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.3), nn.Linear(6, 3))
+        return nn.Sequential(nn.Linear(4, 6), norm or nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.3), nn.Linear(6, 3))
 
 
 @dataclass(frozen=True, eq=False)

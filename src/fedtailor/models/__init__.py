@@ -33,6 +33,8 @@ def names() -> tuple[str, ...]:
 
 def options_of(name: str) -> str:
     """What may follow a network's name after a colon."""
+    if name.startswith("cnn"):
+        return "channels of each convolution"
     if name in ("mlp", "split-linear"):
         return {"mlp": "hidden widths, as 64,32", "split-linear": "how many features are shared"}[name]
     return options.spelled(_kind(name)) if takes_backbone(name) else ""
@@ -59,6 +61,7 @@ def build(
     backbone: str | os.PathLike[str] | None = None,
 ) -> nn.Module:
     """The network ``name`` for inputs of ``shape``, with options after a colon: ``mlp:64,32`` sets the hidden widths,
+    ``cnn2:16,32`` the channels,
     ``split-linear:4`` how many features are shared, ``lstm:8,256,256`` the embedding and the layers, ``resnet18:adapters,group``
     what ``resnet`` takes. The seed fixes the start, or ``backbone`` does: a file of weights.
 
@@ -81,7 +84,7 @@ def build(
         if outputs != 2:
             raise InvalidArgument(f"split-linear is for two classes, not {outputs} outputs; use the model 'linear'")
         return SplitLinear(math.prod(shape), int(option))
-    if option and kind not in ("mlp", "lstm") and not takes_backbone(kind):
+    if option and kind == "linear":
         raise InvalidArgument(f"the model {kind!r} takes no option; write model={kind!r}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -92,7 +95,7 @@ def build(
         if kind == "lstm":
             return lstm(name, option, tokens, outputs, per_position, longest=shape[0])
         if kind.startswith("cnn"):
-            return cnn(int(kind[3:]), shape, outputs)
+            return cnn(int(kind[3:]), shape, outputs, _widths(name, option) if option else None)
         return _network(kind, shape, outputs, {**options.parse(name, _kind(kind), option), "backbone": backbone})
 
 
@@ -110,5 +113,6 @@ def _widths(name: str, option: str) -> tuple[int, ...]:
         return (64,)
     parts = option.split(",")
     if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise InvalidArgument(f"cannot read the hidden widths in {name!r}; write for instance 'mlp:64,32'")
+        usual = "mlp:64,32" if name.startswith("mlp") else "cnn2:16,32"
+        raise InvalidArgument(f"cannot read the widths in {name!r}; write for instance {usual!r}")
     return tuple(int(part) for part in parts)

@@ -1,15 +1,17 @@
 """Small convolutional networks: 2 convolutions (CLUP on MNIST), 3 (CIFAR-10) and 5 (EMNIST).
 
 3x3 convolutions with padding 1, ReLU, 2x2 max pooling, then 128 hidden units. The paper fixes the widths of the first
-only; the other two are ours.
+only; the other two are ours. ``cnn2:16,32`` sets other widths, one for each convolution.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
-from fedtailor.errors import ModelMismatch
+from fedtailor.errors import InvalidArgument, ModelMismatch
 
 # channels of each convolution; "pool" halves height and width
 PLANS: dict[int, tuple[int | str, ...]] = {
@@ -32,8 +34,8 @@ class Image(nn.Module):
         return input.reshape(-1, *self.shape)
 
 
-def cnn(convolutions: int, shape: tuple[int, ...], outputs: int) -> nn.Sequential:
-    """``shape`` is one input's: (height, width) or (channels, height, width)."""
+def cnn(convolutions: int, shape: tuple[int, ...], outputs: int, widths: Sequence[int] | None = None) -> nn.Sequential:
+    """``shape`` is one input's: (height, width) or (channels, height, width); ``widths`` the channels of each convolution."""
     if len(shape) not in (2, 3) or min(shape[-2:]) < 4:
         raise ModelMismatch(
             f"cnn{convolutions} needs images of shape (height, width) or (channels, height, width), at least 4x4, "
@@ -42,12 +44,20 @@ def cnn(convolutions: int, shape: tuple[int, ...], outputs: int) -> nn.Sequentia
     full = (1, *shape) if len(shape) == 2 else tuple(shape)
     layers: list[nn.Module] = [Image(full)]  # type: ignore[arg-type]
     channels = full[0]
+    usual = [entry for entry in PLANS[convolutions] if not isinstance(entry, str)]
+    if widths is not None and len(widths) != len(usual):
+        raise InvalidArgument(
+            f"cnn{convolutions} has {len(usual)} convolutions and {len(widths)} widths were given; write for instance "
+            f"'cnn{convolutions}:{','.join(map(str, usual))}'"
+        )
+    left = iter(widths or usual)
     for entry in PLANS[convolutions]:
         if isinstance(entry, str):
             layers.append(nn.MaxPool2d(2, ceil_mode=True))  # keeps a last odd row: 7 -> 4
         else:
-            layers += [nn.Conv2d(channels, entry, 3, padding=1), nn.ReLU()]
-            channels = entry
+            width = next(left)
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+            channels = width
     layers.append(nn.Flatten())
     with torch.no_grad():
         flat = nn.Sequential(*layers)(torch.zeros(1, *full)).shape[1]
