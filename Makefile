@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test check check-all lint docs bench bench-methods bench-advice bench-theory bench-flow clean
+.PHONY: help demo test check check-all lint docs bench bench-methods bench-advice bench-theory bench-flow bench-perada clean
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -47,6 +47,9 @@ bench-theory: $(READY)  ## Bounds and estimates against what is measured; writes
 
 bench-flow: $(READY)  ## Where routing by instance pays, in pieces with ARGS="--minutes 30"; writes docs/results/flow.md
 	$(BIN)/python -m benchmarks.flow $(ARGS)
+
+bench-perada: $(READY)  ## PerAda's claims, ablations and privacy, in pieces with ARGS="--minutes 30"; writes docs/results/perada.md
+	$(BIN)/python -m benchmarks.perada $(ARGS)
 
 clean:  ## Remove what the targets made
 	rm -rf .venv runs report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -8,8 +8,6 @@ there; call it again to go on. ``--tiny`` runs every part in its smallest form a
 from __future__ import annotations
 
 import argparse
-import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks import flow_map, flow_real
+from benchmarks.kept import Results
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "flow.md"
 ABOUT = (
@@ -26,30 +25,6 @@ ABOUT = (
     "to predict, and the rows are parted anew in every round. It was chosen by the trials below, on their test rows; the map had "
     "no part in the choice, and of the real sets only MNIST by writer, one seed of which had been looked at before."
 )
-
-
-class Results:
-    """results.json: what is done, by part, name and seed."""
-
-    def __init__(self, folder: Path, minutes: float) -> None:
-        self.path, self.until = folder / "results.json", time.monotonic() + 60 * minutes
-        folder.mkdir(parents=True, exist_ok=True)
-        self.all: dict[str, dict[str, dict[str, Any]]] = json.loads(self.path.read_text()) if self.path.exists() else {}
-
-    def of(self, part: str) -> dict[str, dict[str, Any]]:
-        return self.all.get(part, {})
-
-    def do(self, part: str, name: str, key: str, make: Callable[[], Any]) -> bool:
-        """Make what is missing and keep it; False once the time is over."""
-        if key in self.of(part).get(name, {}):
-            return True
-        if time.monotonic() > self.until:
-            return False
-        began = time.perf_counter()
-        self.all.setdefault(part, {}).setdefault(name, {})[key] = make()
-        self.path.write_text(json.dumps(self.all, indent=1))
-        print(f"{part}: {name}, {key} ({time.perf_counter() - began:.0f} s)", flush=True)
-        return True
 
 
 # -- the parts --------------------------------------------------------------------------------------------------------------

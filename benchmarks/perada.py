@@ -1,55 +1,75 @@
-"""``python -m benchmarks.perada --minutes 120``: PerAda's claims on CIFAR-10, CIFAR-100 being public; docs/results/perada.md.
+"""``make bench-perada``: PerAda's claims on images, its ablations and its privacy; docs/results/perada.md.
 
-A small ResNet is pretrained on CIFAR-100 and given to 20 clients of CIFAR-10, Dirichlet 0.1. ``--scale`` sets how many images
-are used, ``--minutes`` how long all runs together may take: the rounds are chosen from the time of a trial of each method. Step
-sizes are chosen on validation rows. Runs are kept in the folder, and a second call goes on where the first stopped.
+``python -m benchmarks.perada [--part cifar|pacs|ablations|private|write] [--scale S] [--minutes M] [--seeds N] [--folder F]``
+does what is missing in the folder's results.json until the minutes are over (a piece that has begun is finished), then writes the
+page from what is there; call it again to go on. A small ResNet is pretrained on CIFAR-100, whose images without labels are also
+the public ones. Step sizes are chosen on validation rows of the first seed. ``--scale tiny`` does not touch the page.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import fedtailor as ft
+from benchmarks import perada_page
+from benchmarks.kept import Results
 from fedtailor import tree
 from fedtailor.data import images, rng
-from fedtailor.data.pool import dealt
+from fedtailor.data.pool import Pool, dealt
 from fedtailor.data.public import with_public
 from fedtailor.engine.pretrain import pretrain
 
-CLIENTS, COHORT, PARTITION, BATCH = 20, 0.4, "dirichlet:0.1", 64
-cifar10, cifar100 = cache(images.cifar10), cache(images.cifar100)
-SHIFTS = tuple(f"{kind}:3" for kind in ("gaussian-noise", "gaussian-blur", "contrast", "brightness", "pixelate", "jpeg"))
+BATCH = 64
+SHIFTS = tuple(f"{kind}:3" for kind in ("gaussian-noise", "contrast", "pixelate"))
 ADAPTERS, BOTH, FULL = "resnet8:adapters,dropout=0", "resnet8:adapters,all,dropout=0", "resnet8"
+NOISES = (0.5, 1.0, 2.0)  # of DP-SGD, as a multiple of the clipping norm
+LRS = (0.01, 0.03, 0.1)
+pools = {"cifar10": cache(images.cifar10), "cifar100": cache(images.cifar100), "pacs": cache(images.pacs)}
 
 
 @dataclass(frozen=True)
 class Scale:
-    rows: int  # of CIFAR-10, all splits
-    public: int  # of CIFAR-100, without labels
+    rows: int  # of CIFAR-10 or PACS, all splits
+    public: int  # without labels
     backbone_rows: int  # of CIFAR-100, with labels
     backbone_epochs: int
+    rounds: int
     epochs: int  # of a client in a round
     kd_steps: int
     kd_batch: int
 
 
 SCALES = {
-    "tiny": Scale(600, 200, 400, 1, 1, 3, 50),
-    "small": Scale(6_000, 2_000, 10_000, 6, 2, 40, 128),
-    "medium": Scale(20_000, 10_000, 50_000, 8, 2, 100, 256),
-    "full": Scale(60_000, 50_000, 50_000, 20, 10, 500, 2048),
+    "tiny": Scale(600, 200, 400, 1, 2, 1, 3, 50),
+    "small": Scale(6_000, 2_000, 20_000, 8, 20, 2, 40, 128),
+    "medium": Scale(20_000, 10_000, 50_000, 10, 30, 2, 100, 256),
+    "full": Scale(60_000, 50_000, 50_000, 20, 200, 10, 500, 2048),
 }
 
 
-def methods(scale: Scale, lr: float) -> dict[str, tuple[ft.Algorithm, str]]:
+@dataclass(frozen=True)
+class Case:
+    """A federation of images: how they are dealt, who takes part in a round."""
+
+    data: str
+    partition: str
+    clients: int
+    cohort: float
+
+
+CASES = {"cifar": Case("cifar10", "dirichlet:0.1", 20, 0.4), "pacs": Case("pacs", "domain", 4, 1.0)}
+
+
+def methods(scale: Scale, lr: float = LRS[0]) -> dict[str, tuple[ft.Algorithm, str]]:
     """Label: (method, network). lam is the paper's."""
     work: dict[str, Any] = {"lr": lr, "epochs": scale.epochs}
     kd = {"kd_steps": scale.kd_steps, "kd_batch": scale.kd_batch, "kd_lr": 1e-3}
@@ -63,206 +83,193 @@ def methods(scale: Scale, lr: float) -> dict[str, tuple[ft.Algorithm, str]]:
     }
 
 
-def some(pool: Any, count: int, seed: int) -> Any:
-    """A seeded sample of a pool."""
-    rows = np.sort(rng.generator(seed, "sample").permutation(len(pool.y))[:count])
-    return replace(pool, x=pool.x[rows], y=pool.y[rows], owner=None if pool.owner is None else pool.owner[rows])
+# -- data and backbones ------------------------------------------------------------------------------------------------------
+def some(pool: Pool, count: int, seed: int, skip: int = 0) -> Pool:
+    """A seeded sample of a pool, without its first ``skip``."""
+    rows = np.sort(rng.generator(seed, "sample").permutation(len(pool.y))[skip : skip + count])
+    owner, domain = (None if names is None else names[rows] for names in (pool.owner, pool.domain))
+    return replace(pool, x=pool.x[rows], y=pool.y[rows], owner=owner, domain=domain)
 
 
-def federation(scale: Scale, seed: int) -> ft.Federation:
-    fed = dealt(some(cifar10(), scale.rows, seed), clients=CLIENTS, partition=PARTITION, seed=seed)
-    return with_public(fed, f"cifar100:{scale.public}", {"cifar100": cifar100}, seed=seed)
+def federation(case: Case, scale: Scale, seed: int, public: str = "cifar100", public_rows: int | None = None) -> ft.Federation:
+    """The images dealt out, and public ones; those from the clients' own set are images that nobody has."""
+    pool, count = pools[case.data](), public_rows or scale.public
+    fed = dealt(some(pool, scale.rows, seed), clients=case.clients, partition=case.partition, seed=seed)
+    if public == case.data:
+        return replace(fed, public=torch.from_numpy(some(pool, count, seed, scale.rows).x).float() / 255)
+    return with_public(fed, f"{public}:{min(count, len(pools[public]().y))}", pools, seed=seed)
 
 
-def backbone(scale: Scale, folder: Path) -> Path:
-    path = folder / "backbone.safetensors"
+def backbone(scale: Scale, folder: Path, model: str = FULL, method: str = "pooled") -> Path:
+    """A file of weights: trained on CIFAR-100 pooled, or by FedAvg on the clients' own training rows."""
+    path = folder / f"{model.replace(':', '-')}-{method}.safetensors"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        rows = dealt(some(cifar100(), scale.backbone_rows, 0), clients=1, partition="iid", test_share=0.1, val_share=0.0)
-        done = pretrain(rows, FULL, epochs=scale.backbone_epochs, out=path)
-        (folder / "backbone.json").write_text(json.dumps({"accuracy": done.summary["acc_global"]}))
+        if method == "fedavg":
+            rows = federation(CASES["cifar"], scale, 0)
+        else:
+            public = some(pools["cifar100"](), scale.backbone_rows, 0)
+            rows = dealt(public, clients=1, partition="iid", test_share=0.1, val_share=0.0)
+        done = pretrain(rows, model, epochs=scale.backbone_epochs, method=method, out=path)
+        path.with_suffix(".json").write_text(json.dumps({"accuracy": done.summary["acc_global"]}))
     return path
 
 
-def play(label: str, method: ft.Algorithm, model: str, fed: ft.Federation, rounds: int, seed: int, at: Path, **more: Any) -> Any:
-    """A run, read back where it is finished."""
-    name = label.lower().replace(",", "").replace(" ", "-")
-    options: dict[str, Any] = {"batch_size": BATCH, "cohort": COHORT, "seed": seed, "engine": "loop", "evaluate_every": 0, **more}
-    return ft.run(method, fed, model, rounds=rounds, out=at / name / f"seed-{seed}", resume=True, **options)
+# -- the pieces --------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Bench:
+    scale: Scale
+    folder: Path
+    results: Results
+
+    def played(self, method: ft.Algorithm, model: str, case: str, seed: int, **options: Any) -> dict[str, Any]:
+        """What is measured of one run."""
+        scale, given = self.scale, CASES[case]
+        fed = options.pop("federation", None) or federation(given, scale, seed)
+        start = options.pop("start", None) or backbone(scale, self.folder)
+        run = ft.run(
+            method,
+            fed,
+            model,
+            **{
+                "rounds": scale.rounds,
+                "batch_size": BATCH,
+                "cohort": given.cohort,
+                "seed": seed,
+                "engine": "loop",
+                "evaluate_every": 0,
+                "backbone": None if start == "random" else start,
+                "shift": SHIFTS,
+                **options,
+            },
+        )
+        return figures(run)
+
+    def lr(self, case: str, label: str) -> float:
+        """The step size with the best personal models on validation rows."""
+        found = self.results.of(f"tuning {case}").get(label, {})
+        return max((float(lr) for lr in found), key=lambda lr: found[f"{lr:g}"], default=LRS[1])
+
+    def tuning(self, case: str) -> Iterator[tuple[str, str, str, Callable[[], Any]]]:
+        """A third of the rounds with every step size, first seed."""
+        few = max(1, self.scale.rounds // 3)
+        for label in methods(self.scale):
+            for lr in LRS:
+                yield f"tuning {case}", label, f"{lr:g}", lambda label=label, lr=lr: self.validated(case, label, lr, few)  # type: ignore[misc]
+
+    def validated(self, case: str, label: str, lr: float, rounds: int) -> float:
+        return float(self.played(*methods(self.scale, lr)[label], case, 0, rounds=rounds, shift=())["validation"])
+
+    def claims(self, case: str, seeds: int) -> Iterator[tuple[str, str, str, Callable[[], Any]]]:
+        for seed in range(seeds):
+            for label in methods(self.scale):
+                yield case, label, str(seed), lambda label=label, seed=seed: self.claim(case, label, seed)  # type: ignore[misc]
+
+    def claim(self, case: str, label: str, seed: int) -> dict[str, Any]:
+        return self.played(*methods(self.scale, self.lr(case, label))[label], case, seed)
+
+    def ablations(self, seeds: int) -> Iterator[tuple[str, str, str, Callable[[], Any]]]:
+        for seed in range(seeds):
+            for name, change in changes(self.scale).items():
+                yield "ablations", name, str(seed), lambda change=change, seed=seed: self.ablation(change, seed)  # type: ignore[misc]
+
+    def ablation(self, change: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        """PerAda with one thing changed."""
+        options, scale = dict(change), self.scale
+        method, model = methods(scale, self.lr("cifar", "PerAda"))["PerAda"]
+        public = {name: options.pop(name) for name in ("public", "public_rows") if name in options}
+        start = {"random": "random", "fedavg": "fedavg"}.get(options.pop("init", ""))
+        if start == "fedavg":
+            start = str(backbone(scale, self.folder, method="fedavg"))
+        fed = federation(CASES["cifar"], scale, seed, **public)
+        return self.played(replace(method, **options), model, "cifar", seed, federation=fed, start=start)
+
+    def private(self, seeds: int) -> Iterator[tuple[str, str, str, Callable[[], Any]]]:
+        for seed in range(seeds):
+            for noise in (None, *NOISES):
+                for label in ("PerAda", "PerAda without KD", "Ditto, full"):
+                    name = f"{label}, {'not private' if noise is None else f'noise {noise:g}'}"
+                    yield (
+                        "private",
+                        name,
+                        str(seed),
+                        lambda label=label, noise=noise, seed=seed: self.noisy(label, noise, seed),  # type: ignore[misc]
+                    )
+
+    def noisy(self, label: str, noise: float | None, seed: int) -> dict[str, Any]:
+        """With group norm in the place of batch norm, clipped and noisy gradients."""
+        method, model = methods(self.scale, self.lr("cifar", label))[label]
+        method = method if noise is None else replace(method, opt=ft.Private(noise=noise))
+        model = f"{model}{',' if ':' in model else ':'}group"
+        return self.played(method, model, "cifar", seed, start=backbone(self.scale, self.folder, f"{FULL}:group"), shift=())
 
 
-def best_lr(label: str, scale: Scale, fed: ft.Federation, rounds: int, lrs: list[float], folder: Path, start: Path) -> float:
-    """The step size with the best personal models on validation rows, after a third of the rounds, first seed."""
-    scores = {}
-    for lr in lrs if len(lrs) > 1 else ():
-        method, model = methods(scale, lr)[label]
-        run = play(label, method, model, fed, max(1, rounds // 3), 0, folder / f"tuning-{rounds}" / f"lr-{lr:g}", backbone=start)
-        scores[lr] = run.summary["val_acc_personal"]
-    print(f"{label}: {scores}", flush=True)
-    return max(scores, key=lambda lr: scores[lr]) if scores else lrs[0]
+def changes(scale: Scale) -> dict[str, dict[str, Any]]:
+    """The ablations: what is changed of PerAda, CIFAR-10."""
+    steps, rows = scale.kd_steps, scale.public
+    return {
+        f"distillation, {steps // 4} steps": {"kd_steps": max(1, steps // 4)},
+        f"distillation, {steps} steps (as above)": {},
+        f"distillation, {steps * 3} steps": {"kd_steps": steps * 3},
+        f"public, {rows // 10} images": {"public_rows": max(1, rows // 10)},
+        f"public, {rows // 2} images": {"public_rows": rows // 2},
+        "public images of CIFAR-10 that nobody has": {"public": "cifar10"},
+        "public images of PACS": {"public": "pacs"},
+        "lam 0.1": {"lam": 0.1},
+        "lam 10": {"lam": 10.0},
+        "backbone at random": {"init": "random"},
+        "backbone by FedAvg of the clients": {"init": "fedavg"},
+    }
 
 
-def figures(label: str, run: Any) -> dict[str, Any]:
+def figures(run: Any) -> dict[str, Any]:
     s = run.summary
-    print(f"{label}: {s['acc_personal']:.4f} {s['acc_global_test']:.4f} {s['acc_shifted_test']:.4f}", flush=True)
     return {
         "local": s["acc_personal"],
         "global": s["acc_global_test"],
-        "shifted": s["acc_shifted_test"],
+        "shifted": s.get("acc_shifted_test"),
         "shared": s["acc_global"],
+        "validation": s["val_acc_personal"],
         "trained": s["trained_parameters"],
         "sent": tree.size(tree.trainable(run.shared["model"])),
         "seconds": float(np.median([r["seconds"] for r in run.history])),
         "phi": s.get("ensemble_distance"),
         "phi_mean": s.get("ensemble_distance_mean"),
         "apart": s.get("personal_distance"),
+        "epsilon": s.get("epsilon"),
         "settings": s["settings"],
     }
 
 
-def rounds_for(minutes: float, scale: Scale, lrs: list[float], seeds: int, folder: Path, start: Path) -> int:
-    """As many rounds as fit, from three rounds of each method and what measuring takes; kept, so that a second call agrees."""
-    kept = folder / "rounds.json"
-    if not kept.exists():
-        fed, each, once = federation(scale, 0), 0.0, 0.0
-        for label, (method, model) in methods(scale, lrs[0]).items():
-            options: dict[str, Any] = {"rounds": 3, "batch_size": BATCH, "cohort": COHORT, "engine": "loop", "evaluate_every": 0}
-            run = ft.run(method, fed, model, backbone=start, shift=SHIFTS, **options)
-            turn = [r["seconds"] for r in run.history]
-            each, once = each + float(np.mean(turn[1:])), once + run.summary["seconds"] - sum(turn)
-            print(
-                f"trial of {label}: {np.mean(turn[1:]):.1f} s a round, {run.summary['seconds'] - sum(turn):.1f} s besides",
-                flush=True,
-            )
-        times = seeds + (len(lrs) / 3 if len(lrs) > 1 else 0)  # tuning takes a third of the rounds, and measures less
-        kept.write_text(json.dumps({"rounds": int(np.clip((60 * minutes - times * once) / (times * each), 2, 200))}))
-    return int(json.loads(kept.read_text())["rounds"])
+def jobs(bench: Bench, part: str, seeds: int) -> Iterator[tuple[str, str, str, Callable[[], Any]]]:
+    """(part, name, key, what to do) of every piece."""
+    if part in CASES:
+        yield from bench.tuning(part)
+        yield from bench.claims(part, seeds)
+    elif part in ("ablations", "private"):
+        yield from getattr(bench, part)(seeds)
 
 
-def claims(found: dict[str, list[dict[str, Any]]]) -> list[tuple[str, bool, str]]:
-    """(claim, held in the mean over seeds, the figures and in how many seeds)."""
-
-    def mean(label: str, key: str) -> float:
-        return float(np.mean([f[key] for f in found[label]]))
-
-    def seeds(test: Callable[[int], bool]) -> str:
-        count = len(found["PerAda"])
-        return f"{sum(test(i) for i in range(count))} of {count} seeds"
-
-    out = []
-    words = {"global": "Global-test", "shifted": "corrupted test"}
-    for key, name in words.items():
-        a, b = mean("PerAda", key), mean("PerAda without KD", key)
-        how = seeds(lambda i, k=key: found["PerAda"][i][k] > found["PerAda without KD"][i][k])  # type: ignore[misc]
-        out.append((f"{name}: PerAda above PerAda without KD", a > b, f"{a:.4f} against {b:.4f}, {how}"))
-    partial = ("FedAlt, adapters", "FedSim, adapters")
-    for key, name in words.items():
-        for label in ("PerAda", "PerAda without KD"):
-            a, b = mean(label, key), max(mean(other, key) for other in partial)
-            out.append((f"{name}: {label} above FedAlt and FedSim with adapters", a > b, f"{a:.4f} against {b:.4f}"))
-    a, (b, rival) = (
-        mean("PerAda", "local"),
-        max((mean(label, "local"), label) for label in found if not label.startswith("PerAda")),
-    )
-    out.append(("Local-test: PerAda within one point of the best rival", a >= b - 0.01, f"{a:.4f} against {b:.4f} of {rival}"))
-    a, b = mean("PerAda", "local"), mean("PerAda without KD", "local")
-    out.append(("Local-test: KD costs at most one point", a >= b - 0.01, f"{a:.4f} against {b:.4f} without"))
-    for key in ("trained", "sent"):
-        mine, least = mean("PerAda", key), min(mean(label, key) for label in found if not label.startswith("PerAda"))
-        out.append((f"PerAda's parameters {key} are the fewest", mine < least, f"{mine:,.0f} against {least:,.0f} at least"))
-    a, b = mean("PerAda", "phi"), mean("PerAda", "phi_mean")
-    out.append(
-        ("Distillation lowers the distance to the ensemble in the last round", a < b, f"{a:.4f} against {b:.4f} of the mean")
-    )
-    a, b = mean("PerAda", "seconds"), mean("Ditto, full", "seconds")
-    out.append(
-        ("A round of PerAda takes at most 0.75 of Ditto's with the full model", a <= 0.75 * b, f"{a:.1f} s against {b:.1f} s")
-    )
-    return out
-
-
-def cell(values: list[Any], digits: int = 4) -> str:
-    if any(v is None for v in values):
-        return "-"
-    return f"{np.mean(values):.{digits}f} ± {np.std(values):.{digits}f}"
-
-
-TEXT = """# PerAda's claims at our scale
-
-Written by `python -m benchmarks.perada` at scale `{name}`: {rows:,} images of CIFAR-10 dealt to {clients} clients by
-`{partition}` (60 % training, 25 % test, 15 % validation rows), {cohort:.0%} of them in a round, {rounds} rounds of
-{epochs} epochs, batches of {batch}; {public:,} images of CIFAR-100 are public, without labels. The network is a
-ResNet of 8 layers, pretrained on {backbone_rows:,} images of CIFAR-100 in {backbone_epochs} epochs ({accuracy:.3f}
-right of those held out; public images may be among its training images). Mean ± deviation over {seeds} seeds; a seed
-sets the images, the split and the training. Step sizes are chosen from {lrs} on validation rows after a third of the
-rounds of the first seed; lam and the distillation were not tuned.
-
-Local-test: the personal model on the client's own test rows. Global-test: on the union of all clients' test rows.
-Corrupted test: on that union, mean over {shifts} (our own corruptions, not the files of CIFAR-10-C). CIFAR-10.1 was
-not to be had. Shared: the shared model on the clients' own rows (FedAlt and FedSim: with adapters as at the start).
-Parameters are those of one client in one round, and of one message. Personal distance: of personal from shared
-predictions on public rows.
-
-| method | Local-test | Global-test | corrupted test | shared | trained | sent | personal distance | seconds a round |
-|---|---|---|---|---|---|---|---|---|
-{table}
-| claim | | figures |
-|---|---|---|
-{verdicts}
-Settings:
-
-{settings}"""
-
-
-def page(found: dict[str, list[dict[str, Any]]], scale: Scale, **facts: Any) -> str:
-    table = ""
-    for label, mine in found.items():
-        cells = [cell([f[key] for f in mine]) for key in ("local", "global", "shifted", "shared")]
-        cells += [f"{mine[0]['trained']:,}", f"{mine[0]['sent']:,}", cell([f["apart"] for f in mine])]
-        table += f"| {label} | {' | '.join(cells)} | {np.mean([f['seconds'] for f in mine]):.1f} |\n"
-    return TEXT.format(
-        table=table,
-        verdicts="".join(f"| {claim} | {'held' if held else '**not held**'} | {how} |\n" for claim, held, how in claims(found)),
-        settings="".join(f"- {label}: `{mine[0]['settings']}`\n" for label, mine in found.items()),
-        seeds=len(found["PerAda"]),
-        clients=CLIENTS,
-        partition=PARTITION,
-        cohort=COHORT,
-        batch=BATCH,
-        shifts=", ".join(SHIFTS),
-        **asdict(scale),
-        **facts,
-    )
-
-
-def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__)
+def main(arguments: Sequence[str] | None = None) -> None:
+    parts = (*CASES, "ablations", "private")
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("--part", action="append", choices=[*parts, "write"], help="may be given several times; default: all")
     ask.add_argument("--scale", choices=SCALES, default="small")
-    ask.add_argument("--minutes", type=float, help="for all runs together; the rounds follow")
-    ask.add_argument("--rounds", type=int, help="in place of --minutes")
+    ask.add_argument("--minutes", type=float, default=float("inf"))
     ask.add_argument("--seeds", type=int, default=3)
-    ask.add_argument("--lrs", type=float, nargs="+", default=[0.01, 0.03, 0.1], help="to choose from, on validation rows")
     ask.add_argument("--folder", type=Path, default=Path("runs/bench-perada"))
-    ask.add_argument("--page", type=Path, default=Path(__file__).parents[1] / "docs" / "results" / "perada.md")
-    given = ask.parse_args()
-    scale, folder = SCALES[given.scale], given.folder / given.scale
-    start = backbone(scale, folder)
-    rounds = given.rounds or rounds_for(given.minutes or 60, scale, given.lrs, given.seeds, folder, start)
-    print(f"{rounds} rounds", flush=True)
-    found: dict[str, list[dict[str, Any]]] = {label: [] for label in methods(scale, given.lrs[0])}
-    first = federation(scale, 0)
-    chosen = {label: best_lr(label, scale, first, rounds, given.lrs, folder, start) for label in found}
-    for seed in range(given.seeds):
-        fed = federation(scale, seed)
-        for label, mine in found.items():
-            method, model = methods(scale, chosen[label])[label]
-            at = folder / f"{rounds}-rounds-lr-{chosen[label]:g}"
-            mine.append(figures(label, play(label, method, model, fed, rounds, seed, at, backbone=start, shift=SHIFTS)))
-    accuracy = json.loads((folder / "backbone.json").read_text())["accuracy"]
-    text = page(found, scale, name=given.scale, rounds=rounds, accuracy=accuracy, lrs=given.lrs)
-    given.page.parent.mkdir(parents=True, exist_ok=True)
-    given.page.write_text(text, encoding="utf-8")
-    print(text)
+    given = ask.parse_args(arguments)
+    folder = given.folder / given.scale
+    results = Results(folder, given.minutes)
+    bench = Bench(SCALES[given.scale], folder, results)
+    for part in given.part or parts:
+        for piece in jobs(bench, part, given.seeds):
+            if not results.do(*piece):
+                break
+    backbones = {path.stem: json.loads(path.with_suffix(".json").read_text()) for path in folder.glob("*.safetensors")}
+    target = folder / "perada.md" if given.scale == "tiny" else Path(__file__).parents[1] / "docs" / "results" / "perada.md"
+    target.write_text(perada_page.page(results, given.scale, bench.scale, CASES, backbones, SHIFTS, BATCH, LRS), encoding="utf-8")
+    print(target)
 
 
 if __name__ == "__main__":

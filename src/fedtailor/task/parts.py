@@ -82,7 +82,8 @@ class Block:
         for path in paths:
             names = self._below[path]
             own = {inner: model[name] for name, inner in names.items()}
-            x = functional_call(self.modules[int(training)].get_submodule(path), own, (x,))  # a rebound buffer is written back
+            module = self.modules[int(training)].get_submodule(path)
+            x = functional_call(module, own, (x,)) if own else module(x)  # a rebound buffer is written back
             moved.update({name: own[inner] for name, inner in names.items() if name.startswith(BUFFER)})
         return x, moved if training else {}
 

@@ -1,0 +1,139 @@
+"""The page of PerAda: tables, and every claim held or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.kept import Results
+
+Found = Mapping[str, Mapping[str, Mapping[str, Any]]]  # by label and seed
+ABOUT = """# PerAda's claims at our scale
+
+Written by `make bench-perada` (benchmarks/perada.py) at scale `{name}`. The network is a ResNet of 8 layers, pretrained on
+{backbone_rows:,} images of CIFAR-100 in {backbone_epochs} epochs ({accuracy} right of those held out; public images may be among
+its training images). {rounds} rounds of {epochs} epochs, batches of {batch}; {public:,} images of CIFAR-100 are public, without
+labels; {kd_steps} steps of distillation in batches of {kd_batch}. Mean ± deviation over seeds, each of which sets the images, the
+split and the training. Step sizes are chosen from {lrs} on validation rows after a third of the rounds of the first seed; lam and
+the distillation are not tuned.
+
+Local-test: the personal model on the client's own test rows. Global-test: on the union of all clients' test rows. Corrupted test:
+on that union, mean over {shifts} (our own corruptions, not the files of CIFAR-10-C; CIFAR-10.1 was not to be had). Shared: the
+shared model on the clients' own rows (FedAlt and FedSim: with adapters as at the start). Parameters are those of one client in
+one round, and of one message. Personal distance: of personal from shared predictions on public rows.
+"""
+TITLES = {
+    "cifar": "CIFAR-10, Dirichlet 0.1, 20 clients, 40 % of them in a round",
+    "pacs": "PACS, a domain a client, all in every round",
+}
+
+
+def page(
+    results: Results,
+    name: str,
+    scale: Any,
+    cases: Sequence[str],
+    backbones: Mapping[str, Mapping[str, float]],
+    shifts: Sequence[str],
+    batch: int,
+    lrs: Sequence[float],
+) -> str:
+    pooled = next((about["accuracy"] for stem, about in backbones.items() if stem == "resnet8-pooled"), None)
+    text = ABOUT.format(
+        name=name,
+        accuracy="not yet known" if pooled is None else f"{pooled:.3f}",
+        shifts=", ".join(shifts),
+        batch=batch,
+        lrs=", ".join(f"{lr:g}" for lr in lrs),
+        **vars(scale),
+    )
+    lines = [text]
+    for case in cases:
+        if found := results.of(case):
+            lines += [f"## {TITLES[case]}", "", *table(found), "", *verdicts(found), "", *settings(found), ""]
+    if found := results.of("ablations"):
+        lines += ["## Ablations, CIFAR-10", "", "One thing changed of PerAda; nothing was tuned again.", "", *table(found), ""]
+    if found := results.of("private"):
+        words = (
+            "Group norm in the place of batch norm, a backbone with it; Poisson samples, clipping norm 1, delta as by default."
+        )
+        lines += ["## Differential privacy, CIFAR-10", "", words, "", *table(found, private=True), "", *settings(found), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def table(found: Found, private: bool = False) -> list[str]:
+    """A row for each label, mean and deviation over seeds."""
+    keys = {"local": "Local-test", "global": "Global-test", "shifted": "corrupted test", "shared": "shared"}
+    keys = {key: title for key, title in keys.items() if not private or key != "shifted"}
+    head = ["method", "seeds", *keys.values(), "trained", "sent", "personal distance", "seconds a round"]
+    head += ["epsilon, mean over clients"] if private else []
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for label, by_seed in found.items():
+        mine = list(by_seed.values())
+        cells = [cell([f[key] for f in mine]) for key in keys]
+        cells += [f"{mine[0]['trained']:,}", f"{mine[0]['sent']:,}", cell([f["apart"] for f in mine])]
+        cells += [f"{np.mean([f['seconds'] for f in mine]):.1f}"]
+        cells += [cell([f["epsilon"] for f in mine], 2)] if private else []
+        lines.append(f"| {label} | {len(mine)} | {' | '.join(cells)} |")
+    return lines
+
+
+def cell(values: Sequence[Any], digits: int = 4) -> str:
+    if any(v is None for v in values):
+        return "-"
+    spread = f" ± {np.std(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.{digits}f}{spread}"
+
+
+def settings(found: Found) -> list[str]:
+    return ["Settings:", "", *(f"- {label}: `{next(iter(mine.values()))['settings']}`" for label, mine in found.items())]
+
+
+def verdicts(found: Found) -> list[str]:
+    return [f"- {claim}: {'held' if held else '**not held**'} ({how})" for claim, held, how in claims(found)]
+
+
+def claims(found: Found) -> list[tuple[str, bool, str]]:
+    """(claim, held in the mean over seeds, the figures and in how many seeds); only of what has been run."""
+
+    def mean(label: str, key: str) -> float:
+        return float(np.mean([f[key] for f in found[label].values()]))
+
+    def seeds(test: Callable[[str], bool]) -> str:
+        both = [seed for seed in found["PerAda"] if seed in found["PerAda without KD"]]
+        return f"{sum(test(seed) for seed in both)} of {len(both)} seeds"
+
+    if not {"PerAda", "PerAda without KD"} <= set(found):
+        return []
+    out = []
+    words = {"global": "Global-test", "shifted": "corrupted test"}
+    for key, name in words.items():
+        a, b = mean("PerAda", key), mean("PerAda without KD", key)
+        how = seeds(lambda seed, k=key: found["PerAda"][seed][k] > found["PerAda without KD"][seed][k])  # type: ignore[misc]
+        out.append((f"{name}: PerAda above PerAda without KD", a > b, f"{a:.4f} against {b:.4f}, {how}"))
+    partial = [label for label in ("FedAlt, adapters", "FedSim, adapters") if label in found]
+    for key, name in words.items() if partial else ():
+        for label in ("PerAda", "PerAda without KD"):
+            a, b = mean(label, key), max(mean(other, key) for other in partial)
+            out.append((f"{name}: {label} above FedAlt and FedSim with adapters", a > b, f"{a:.4f} against {b:.4f}"))
+    rivals = [label for label in found if not label.startswith("PerAda")]
+    if rivals:
+        a, (b, rival) = mean("PerAda", "local"), max((mean(label, "local"), label) for label in rivals)
+        out.append(
+            ("Local-test: PerAda within one point of the best rival", a >= b - 0.01, f"{a:.4f} against {b:.4f} of {rival}")
+        )
+    a, b = mean("PerAda", "local"), mean("PerAda without KD", "local")
+    out.append(("Local-test: KD costs at most one point", a >= b - 0.01, f"{a:.4f} against {b:.4f} without"))
+    for key in ("trained", "sent") if rivals else ():
+        mine, least = mean("PerAda", key), min(mean(label, key) for label in rivals)
+        out.append((f"PerAda's parameters {key} are the fewest", mine < least, f"{mine:,.0f} against {least:,.0f} at least"))
+    a, b = mean("PerAda", "phi"), mean("PerAda", "phi_mean")
+    out.append(("Distillation lowers the distance to the ensemble in the last round", a < b, f"{a:.4f} against {b:.4f}"))
+    if "Ditto, full" in found:
+        for label in ("PerAda", "PerAda without KD"):
+            a, b = mean(label, "seconds"), mean("Ditto, full", "seconds")
+            how = f"{a:.1f} s against {b:.1f} s"
+            out.append((f"A round of {label} takes at most 0.75 of Ditto's with the full model", a <= 0.75 * b, how))
+    return out
