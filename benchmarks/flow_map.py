@@ -27,7 +27,7 @@ METHODS: dict[str, ft.Algorithm] = {
     "FedAvgFT": ft.FedAvgFT(lr=0.3, finetune_epochs=5),
     "Ditto": ft.Ditto(lr=0.3, lam=0.3, personal_epochs=5),
     "APFL": ft.APFL(lr=0.3, alpha=0.5),
-    "Flow": ft.Flow(lr=0.3, local_epochs=5),
+    "Flow": ft.Flow(lr=0.3, local_epochs=5, router_lr=1.0),
     "Flow, eased": ft.Flow(lr=0.3, local_epochs=5, router_lr=1.0, deploy_epochs=10, **EASED),
 }
 MIDDLE = {"share": 0.5, "rows": 60, "visible": 4.0}

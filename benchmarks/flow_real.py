@@ -20,15 +20,22 @@ from fedtailor.errors import FedtailorError
 from fedtailor.report.routes import TABLE_4
 from fedtailor.runs.history import Run
 
-GRID = {"lam": [0.03, 0.3], "alpha": [0.25, 0.5, 0.75]}
-EPOCHS = 5  # of fine-tuning to predict, for every method that does, and of v in a round
+EPOCHS = [1, 5]
+GRID: dict[str, list[float]] = {
+    "local_epochs": EPOCHS,  # of v, in a round and to predict
+    "finetune_epochs": EPOCHS,
+    "personal_epochs": EPOCHS,
+    "gamma": [1e-3, 0.1],
+    "lam": [0.03, 0.3],
+    "alpha": [0.25, 0.5, 0.75],
+}
 METHODS: dict[str, ft.Algorithm] = {
-    "Flow": ft.Flow(local_epochs=EPOCHS),
-    "FedAvgFT": ft.FedAvgFT(finetune_epochs=EPOCHS),
+    "Flow": ft.Flow(local_epochs=5),
+    "FedAvgFT": ft.FedAvgFT(finetune_epochs=5),
     "PI-Flow": ft.Flow(variant="pi", local_epochs=1),
-    "Flow, no regulariser": ft.Flow(local_epochs=EPOCHS, gamma=0.0),
-    "Flow, eased": ft.Flow(local_epochs=EPOCHS, deploy_epochs=EPOCHS, **flow_map.EASED),
-    "Ditto": ft.Ditto(lam=0.3),
+    "Flow, no regulariser": ft.Flow(local_epochs=5, gamma=0.0),
+    "Flow, eased": ft.Flow(local_epochs=5, deploy_epochs=5, **flow_map.EASED),
+    "Ditto": ft.Ditto(lam=0.3, personal_epochs=1),
     "APFL": ft.APFL(alpha=0.5),
     "FedAvg": ft.FedAvg(),
 }
@@ -125,7 +132,8 @@ def real(what: Set, label: str, seeds: int, folder: Path) -> Any:
 
 
 def _grid(method: ft.Algorithm) -> dict[str, list[float]]:
-    return {name: values for name, values in GRID.items() if hasattr(method, name)}
+    kept = {name: values for name, values in GRID.items() if hasattr(method, name)}
+    return {name: values for name, values in kept.items() if name != "gamma" or method.gamma}  # type: ignore[attr-defined]
 
 
 def measured(run: Run) -> dict[str, Any]:
@@ -164,8 +172,8 @@ def tables(name: str, found: Mapping[str, Any]) -> list[str]:
     runs = {label: f["runs"] for label, f in found.items()}
     what = {**SETS, **TINY}[name]
     lines = [
-        f"{what.words}; {what.rounds} rounds of an epoch, batches of {what.batch}, {EPOCHS} epochs of fine-tuning; lr, lam and "
-        f"alpha on validation rows, lr of {what.lrs}, grid {GRID}; {len(next(iter(runs.values())))} seeds.",
+        f"{what.words}; {what.rounds} rounds of an epoch, batches of {what.batch}; settings chosen on validation "
+        f"rows, lr of {what.lrs} and grid {GRID}; {len(next(iter(runs.values())))} seeds.",
         "",
         "| method | settings | personal | shared | clients that benefit | global-only rows | hard as soft |",
         "|---|---|---|---|---|---|---|",

@@ -1,0 +1,50 @@
+"""The page of PerAda says of each claim whether it held, by the numbers; pieces that are done are not done again."""
+
+from __future__ import annotations
+
+from benchmarks import perada, perada_page
+from benchmarks.kept import Results
+
+
+def measured(local, union, shifted, trained=10, seconds=1.0):
+    keys = {"local": local, "global": union, "shifted": shifted, "shared": 0.5, "trained": trained, "sent": trained}
+    return {**keys, "seconds": seconds, "phi": 0.2, "phi_mean": 0.3, "apart": 0.1, "epsilon": None, "settings": "X()"}
+
+
+FOUND = {
+    "PerAda": {"0": measured(0.80, 0.6, 0.5, seconds=3), "1": measured(0.82, 0.4, 0.3, seconds=3)},
+    "PerAda without KD": {"0": measured(0.80, 0.45, 0.5), "1": measured(0.84, 0.45, 0.4)},
+    "FedAlt, adapters": {"0": measured(0.83, 0.3, 0.46, 12)},
+    "Ditto, full": {"0": measured(0.815, 0.5, 0.2, 99, 2.0)},
+}
+
+
+def test_claims_are_held_or_not_by_means_over_seeds():
+    said = {claim: (held, how) for claim, held, how in perada_page.claims(FOUND)}
+    assert said["Global-test: PerAda above PerAda without KD"] == (True, "0.5000 against 0.4500, 1 of 2 seeds")
+    assert said["corrupted test: PerAda above PerAda without KD"] == (False, "0.4000 against 0.4500, 0 of 2 seeds")
+    assert said["corrupted test: PerAda above FedAlt and FedSim with adapters"] == (False, "0.4000 against 0.4600")
+    assert said["Local-test: PerAda within one point of the best rival"] == (False, "0.8100 against 0.8300 of FedAlt, adapters")
+    assert said["Local-test: KD costs at most one point"] == (True, "0.8100 against 0.8200 without")
+    assert said["PerAda's parameters sent are the fewest"] == (True, "10 against 12 at least")
+    assert said["A round of PerAda takes at most 0.75 of Ditto's with the full model"] == (False, "3.0 s against 2.0 s")
+    assert said["A round of PerAda without KD takes at most 0.75 of Ditto's with the full model"] == (True, "1.0 s against 2.0 s")
+    assert perada_page.claims({"PerAda": FOUND["PerAda"]}) == []  # nothing to compare with yet
+
+
+def test_tables_have_a_deviation_only_where_there_are_seeds():
+    text = "\n".join(perada_page.table(FOUND))
+    assert "| PerAda | 2 | 0.8100 ± 0.0100 | 0.5000 ± 0.1000 |" in text
+    assert "| Ditto, full | 1 | 0.8150 | 0.5000 | 0.2000 |" in text
+
+
+def test_pieces_are_done_once_and_the_step_size_is_that_of_validation(tmp_path):
+    results, done = Results(tmp_path), []
+    for _ in range(2):
+        for part, name, key, _make in perada.jobs(perada.Bench(perada.SCALES["tiny"], tmp_path, results), "cifar", 1):
+            assert results.do(part, name, key, lambda key=key: done.append(key) or float(key == "0.1"))
+    labels = perada.methods(perada.SCALES["tiny"])
+    assert sorted(done) == sorted([*("0.01", "0.03", "0.1", "0")] * len(labels))  # each once: the file is read again
+    bench = perada.Bench(perada.SCALES["tiny"], tmp_path, Results(tmp_path))
+    assert all(bench.lr("cifar", label) == 0.1 for label in labels)
+    assert not Results(tmp_path, minutes=-1).do("cifar", "PerAda", "7", lambda: 1.0)  # the time is over
