@@ -31,7 +31,7 @@ METHODS: dict[str, ft.Algorithm] = {
     "Flow, eased": ft.Flow(lr=0.3, local_epochs=5, router_lr=1.0, deploy_epochs=10, **EASED),
 }
 MIDDLE = {"share": 0.5, "rows": 60, "visible": 4.0}
-RIVALS = ("FedAvgFT", "Ditto", "APFL")
+RIVALS = ("FedAvg", "FedAvgFT", "Ditto", "APFL")
 # one change at a time from the paper's Flow, then from the eased one
 BASE: dict[str, Any] = {"lr": 0.3, "local_epochs": 20, "router_lr": 1.0}
 TRIALS: dict[str, dict[str, Any]] = {
