@@ -199,7 +199,8 @@ def trials_table(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[s
     for name in [TOLD, "FedAvgFT, 20 epochs", *TRIALS]:
         if name in found:
             seeds = list(found[name].values())
-            numbers = " | ".join(f"{np.mean([s[k] for s in seeds]):.3f}" for k in ("personal", "common", "own", "shared"))
+            means = [float(np.mean([s[k] for s in seeds])) for k in ("personal", "common", "own", "shared")]
+            numbers = " | ".join("-" if np.isnan(mean) else f"{mean:.3f}" for mean in means)
             area = ", ".join(f"{a:.2f}" for a in np.mean([s["auc"] for s in seeds], 0)) if "auc" in seeds[0] else "-"
             lines.append(f"| {name} | {len(seeds)} | {numbers} | {area} |")
     return lines
