@@ -98,7 +98,7 @@ class Private(Optimizer):
         self.opt.using(self.lr, self.radius).step_(*arguments, **options)
 
     def _move_(self, param: Tensor, grad: Tensor, memory: list[Tensor], lr: float, step: int) -> None:
-        raise NotImplementedError("steps are taken by the optimiser inside")
+        self.opt._move_(param, grad, memory, lr, step)
 
 
 def private_gradient(

@@ -13,7 +13,7 @@ from torch import nn
 from fedtailor.errors import InvalidArgument, ModelMismatch
 from fedtailor.models import options
 from fedtailor.models.chain import channels_of
-from fedtailor.models.cnn import PLANS, cnn
+from fedtailor.models.cnn import PLANS, cnn, widths
 from fedtailor.models.effnet import effnet
 from fedtailor.models.linear import linear
 from fedtailor.models.lstm import LSTM, lstm
@@ -25,6 +25,12 @@ from fedtailor.models.vit import vit
 
 __all__ = ["LSTM", "SplitLinear", "build", "cnn", "effnet", "linear", "mlp", "names", "resnet", "vit"]
 
+NUMBERS = {  # what the numbers after a network's name are
+    "mlp": "hidden widths, as 64,32",
+    "split-linear": "how many features are shared",
+    "lstm": "embedding and layers, as 8,256,256",
+}
+
 
 def names() -> tuple[str, ...]:
     images = (*(f"cnn{k}" for k in PLANS), *(f"resnet{k}" for k in RESNETS), "vit", "effnet-lite0")
@@ -33,11 +39,11 @@ def names() -> tuple[str, ...]:
 
 def options_of(name: str) -> str:
     """What may follow a network's name after a colon."""
-    if name.startswith("cnn"):
-        return "channels of each convolution"
-    if name in ("mlp", "split-linear"):
-        return {"mlp": "hidden widths, as 64,32", "split-linear": "how many features are shared"}[name]
-    return options.spelled(_kind(name)) if takes_backbone(name) else ""
+    if takes_backbone(name):
+        return options.spelled(_kind(name))
+    if name in NUMBERS:
+        return NUMBERS[name]
+    return f"channels, as {','.join(map(str, widths(int(name[3:]))))}" if name.startswith("cnn") else ""
 
 
 def takes_backbone(name: str) -> bool:
@@ -61,9 +67,8 @@ def build(
     backbone: str | os.PathLike[str] | None = None,
 ) -> nn.Module:
     """The network ``name`` for inputs of ``shape``, with options after a colon: ``mlp:64,32`` sets the hidden widths,
-    ``cnn2:16,32`` the channels,
-    ``split-linear:4`` how many features are shared, ``lstm:8,256,256`` the embedding and the layers, ``resnet18:adapters,group``
-    what ``resnet`` takes. The seed fixes the start, or ``backbone`` does: a file of weights.
+    ``cnn2:16,32`` the channels, ``split-linear:4`` how many features are shared, ``lstm:8,256,256`` the embedding and the layers,
+    ``resnet18:adapters,group`` what ``resnet`` takes. The seed fixes the start, or ``backbone`` does: a file of weights.
 
     ``tokens`` is the size of the vocabulary where inputs are tokens (0: they are numbers); ``per_position`` asks for outputs at
     every position."""

@@ -34,8 +34,13 @@ class Image(nn.Module):
         return input.reshape(-1, *self.shape)
 
 
-def cnn(convolutions: int, shape: tuple[int, ...], outputs: int, widths: Sequence[int] | None = None) -> nn.Sequential:
-    """``shape`` is one input's: (height, width) or (channels, height, width); ``widths`` the channels of each convolution."""
+def widths(convolutions: int) -> list[int]:
+    """The usual channels of each convolution."""
+    return [entry for entry in PLANS[convolutions] if not isinstance(entry, str)]
+
+
+def cnn(convolutions: int, shape: tuple[int, ...], outputs: int, channels: Sequence[int] | None = None) -> nn.Sequential:
+    """``shape`` is one input's: (height, width) or (channels, height, width); ``channels`` are those of each convolution."""
     if len(shape) not in (2, 3) or min(shape[-2:]) < 4:
         raise ModelMismatch(
             f"cnn{convolutions} needs images of shape (height, width) or (channels, height, width), at least 4x4, "
@@ -43,21 +48,20 @@ def cnn(convolutions: int, shape: tuple[int, ...], outputs: int, widths: Sequenc
         )
     full = (1, *shape) if len(shape) == 2 else tuple(shape)
     layers: list[nn.Module] = [Image(full)]  # type: ignore[arg-type]
-    channels = full[0]
-    usual = [entry for entry in PLANS[convolutions] if not isinstance(entry, str)]
-    if widths is not None and len(widths) != len(usual):
+    usual, inputs = widths(convolutions), full[0]
+    if channels is not None and len(channels) != len(usual):
         raise InvalidArgument(
-            f"cnn{convolutions} has {len(usual)} convolutions and {len(widths)} widths were given; write for instance "
+            f"cnn{convolutions} has {len(usual)} convolutions and {len(channels)} widths were given; write for instance "
             f"'cnn{convolutions}:{','.join(map(str, usual))}'"
         )
-    left = iter(widths or usual)
+    left = iter(channels or usual)
     for entry in PLANS[convolutions]:
         if isinstance(entry, str):
             layers.append(nn.MaxPool2d(2, ceil_mode=True))  # keeps a last odd row: 7 -> 4
         else:
             width = next(left)
-            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
-            channels = width
+            layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU()]
+            inputs = width
     layers.append(nn.Flatten())
     with torch.no_grad():
         flat = nn.Sequential(*layers)(torch.zeros(1, *full)).shape[1]
