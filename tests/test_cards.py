@@ -210,6 +210,7 @@ def test_models_and_data_are_listed(runner):
     models = json.loads(runner.invoke(cli.app, ["list", "models", "--json"]).stdout)
     assert [row["name"] for row in models] == list(ft.models.names())
     assert next(row["parameters"] for row in models if row["name"] == "linear") == 64 * 10 + 10
+    assert next(row["parameters"] for row in models if row["name"] == "split-linear") == 64  # 32 shared, 32 personal
     data = json.loads(runner.invoke(cli.app, ["list", "data", "--json"]).stdout)
     assert "digits" in [row["name"] for row in data]
     assert next(row["options"]["clients"] for row in data if row["name"] == "digits") == 10

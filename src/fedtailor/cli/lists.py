@@ -8,7 +8,6 @@ import typer
 
 from fedtailor.cli.base import Json, show
 from fedtailor.cli.data import list_data
-from fedtailor.errors import FedtailorError
 
 DIGITS = (8, 8), 10  # the input and the number of classes that models are counted for
 TEXT = (80,), 80  # and for models of tokens
@@ -29,7 +28,8 @@ def list_algorithms(as_json: Json = False) -> None:
 
 @lists.command("models")
 def list_models(as_json: Json = False) -> None:
-    """The networks by name; parameters are for 8x8 images and 10 classes, an lstm's for 80 of 80 characters.
+    """The networks by name; parameters are for 8x8 images and 10 classes, an lstm's for 80 of 80 characters, split-linear's for 2
+    classes.
 
     Options follow a colon: resnet18:adapters,group. --backbone starts a network from a file of weights.
     """
@@ -40,18 +40,18 @@ def list_models(as_json: Json = False) -> None:
 
 
 def describe(name: str) -> dict[str, Any]:
-    """A network's facts on the digits; ``note`` says why there are none for one that is not made for them."""
+    """A network's facts on the digits, or on what it is made for."""
     from fedtailor import models, tree
     from fedtailor.task import Task
 
-    try:
-        made = models.build(name, *TEXT, tokens=TEXT[1]) if name == "lstm" else models.build(name, *DIGITS)
-        task = Task.from_module(made)
-    except FedtailorError as error:
-        return {"name": name, "parameters": None, "groups": [], "options": models.options_of(name), "note": str(error)}
+    special = {
+        "lstm": lambda: models.build(name, *TEXT, tokens=TEXT[1]),
+        "split-linear": lambda: models.build(f"{name}:32", (64,), 2),
+    }
+    task = Task.from_module(special[name]() if name in special else models.build(name, *DIGITS))
     groups = [group for group, members in task.groups.items() if members]
     size = tree.size(tree.trainable(task.init()))
-    return {"name": name, "parameters": size, "groups": groups, "options": models.options_of(name), "note": ""}
+    return {"name": name, "parameters": size, "groups": groups, "options": models.options_of(name)}
 
 
 lists.command("data")(list_data)
