@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 import fedtailor as ft
 from fedtailor.algorithms import METHODS
 from fedtailor.cli import app
+from fedtailor.cli.train import fresh
 from fedtailor.config import CompareSettings, RunSettings
 from fedtailor.errors import FedtailorError
 from fedtailor.runs import models
@@ -570,6 +571,7 @@ def test_a_grid_without_tune_is_said_to_be_unused():
 def test_runs_without_a_directory_do_not_meet():
     places = [answer("run", "digits", "--clients", 4, *QUICK)["out"] for _ in range(3)]
     assert places == ["runs/digits-fedclup", "runs/digits-fedclup-2", "runs/digits-fedclup-3"]
+    assert fresh("text:plays", "flow") == Path("runs/text-plays-flow")  # a colon is no part of a name everywhere
 
 
 def test_several_seeds_give_a_run_each_and_the_mean():

@@ -133,6 +133,9 @@ def test_the_report_draws_a_box_per_layer_and_group_and_shows_table_4(trained):
 
 def test_a_box_stands_where_its_quantiles_are():
     svg = routes.boxes(["first"], {"both_correct": [[0.0, 0.25, 0.5, 0.75, 1.0, 0.4]]}, "Flow")
+    unnamed = routes.boxes(["1", "3"], {"both_correct": [[0.0, 0.25, 0.5, 0.75, 1.0, 0.4]] * 2}, "Flow")
+    assert ">layer 1<" in unnamed
+    assert ">layer 2<" in unnamed
     base, height = routes.TOP + routes.HEIGHT, routes.HEIGHT
     line = re.search(r'<path d="M([\d.]+) ([\d.]+)V([\d.]+)M[\d.]+ ([\d.]+)V([\d.]+)M', svg)
     assert [float(v) for v in line.groups()[1:]] == pytest.approx([base, base - height / 4, base - 3 * height / 4, base - height])

@@ -118,7 +118,7 @@ def resume(
 
 def fresh(data: str, what: str) -> Path:
     """A run directory that is not there yet, named after the data and the method."""
-    stem = Path(data).name.split(".")[0] or "run"
+    stem = Path(data).name.split(".")[0].replace(":", "-") or "run"
     base = Path("runs") / f"{stem}-{what}"
     return next(p for p in (base, *(base.with_name(f"{base.name}-{n}") for n in range(2, 10_000))) if not p.exists())
 

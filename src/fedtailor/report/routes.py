@@ -99,7 +99,8 @@ def boxes(names: Sequence[str], groups: Mapping[str, Sequence[Sequence[float]]],
         out.append(f'<path d="M{LEFT} {y(tick):.1f}H{WIDTH - 20}"{dash}/>{_text(LEFT - 7, y(tick) + 4, f"{tick:g}", "end")}')
     for j, name in enumerate(names):
         middle = LEFT + cluster * (j + 0.5)
-        out.append(_text(middle, base + 20, f"layer {name}" if name.isdigit() else name, "middle"))
+        name = f"layer {j + 1}" if name.isdigit() else name  # a number is a place among all modules, activations too
+        out.append(_text(middle, base + 20, name, "middle"))
         for k, (key, found) in enumerate(groups.items()):
             colour = GROUPS.get(key, ("", "#333"))[1]
             at = middle + step * (k - (len(groups) - 1) / 2)
