@@ -1,9 +1,9 @@
 """``make bench-perada``: PerAda's claims on images, its ablations and its privacy; docs/results/perada.md.
 
-``python -m benchmarks.perada [--part cifar|pacs|ablations|private|write] [--scale S] [--minutes M] [--seeds N] [--folder F]``
-does what is missing in the folder's results.json until the minutes are over (a piece that has begun is finished), then writes the
-page from what is there; call it again to go on. A small ResNet is pretrained on CIFAR-100, whose images without labels are also
-the public ones. Step sizes are chosen on validation rows of the first seed. ``--scale tiny`` does not touch the page.
+``python -m benchmarks.perada [--part P] [--scale S] [--minutes M] [--seeds N] [--folder F]`` does what is missing in the folder's
+results.json until the minutes are over (a piece that has begun is finished), then writes the page from what is there; call it
+again to go on. A small ResNet is pretrained on CIFAR-100, whose images without labels are also the public ones. Step sizes are
+chosen on validation rows of the first seed. ``--scale tiny`` does not touch the page.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 import fedtailor as ft
-from benchmarks import perada_page
+from benchmarks import perada_page, perada_speed
 from benchmarks.kept import Results
 from fedtailor import tree
 from fedtailor.data import images, rng
@@ -38,7 +38,7 @@ pools = {"cifar10": cache(images.cifar10), "cifar100": cache(images.cifar100), "
 
 @dataclass(frozen=True)
 class Scale:
-    rows: int  # of CIFAR-10 or PACS, all splits
+    rows: int  # of CIFAR-10, all splits
     public: int  # without labels
     backbone_rows: int  # of CIFAR-100, with labels
     backbone_epochs: int
@@ -50,7 +50,7 @@ class Scale:
 
 SCALES = {
     "tiny": Scale(600, 200, 400, 1, 2, 1, 3, 50),
-    "small": Scale(6_000, 2_000, 20_000, 8, 20, 2, 40, 128),
+    "small": Scale(4_000, 1_000, 50_000, 6, 15, 2, 30, 64),
     "medium": Scale(20_000, 10_000, 50_000, 10, 30, 2, 100, 256),
     "full": Scale(60_000, 50_000, 50_000, 20, 200, 10, 500, 2048),
 }
@@ -64,9 +64,10 @@ class Case:
     partition: str
     clients: int
     cohort: float
+    share: float = 1.0  # of the scale's rows
 
 
-CASES = {"cifar": Case("cifar10", "dirichlet:0.1", 20, 0.4), "pacs": Case("pacs", "domain", 4, 1.0)}
+CASES = {"cifar": Case("cifar10", "dirichlet:0.1", 20, 0.4), "pacs": Case("pacs", "domain", 4, 1.0, share=0.5)}
 
 
 def methods(scale: Scale, lr: float = LRS[0]) -> dict[str, tuple[ft.Algorithm, str]]:
@@ -93,10 +94,10 @@ def some(pool: Pool, count: int, seed: int, skip: int = 0) -> Pool:
 
 def federation(case: Case, scale: Scale, seed: int, public: str = "cifar100", public_rows: int | None = None) -> ft.Federation:
     """The images dealt out, and public ones; those from the clients' own set are images that nobody has."""
-    pool, count = pools[case.data](), public_rows or scale.public
-    fed = dealt(some(pool, scale.rows, seed), clients=case.clients, partition=case.partition, seed=seed)
+    pool, rows, count = pools[case.data](), round(case.share * scale.rows), public_rows or scale.public
+    fed = dealt(some(pool, rows, seed), clients=case.clients, partition=case.partition, seed=seed)
     if public == case.data:
-        return replace(fed, public=torch.from_numpy(some(pool, count, seed, scale.rows).x).float() / 255)
+        return replace(fed, public=torch.from_numpy(some(pool, count, seed, rows).x).float() / 255)
     return with_public(fed, f"{public}:{min(count, len(pools[public]().y))}", pools, seed=seed)
 
 
@@ -203,6 +204,18 @@ class Bench:
         model = f"{model}{',' if ':' in model else ':'}group"
         return self.played(method, model, "cifar", seed, start=backbone(self.scale, self.folder, f"{FULL}:group"), shift=())
 
+    def speed(self, seeds: int) -> Iterator[tuple[str, str, str, Callable[[], Any]]]:
+        for time in range(seeds):
+            for label, models in perada_speed.NETWORKS.items():
+                yield "speed", label, str(time), lambda models=models: self.timed(*models)  # type: ignore[misc]
+
+    def timed(self, full: str, adapters: str) -> dict[str, float]:
+        """Four clients with 160 images each."""
+        few = replace(self.scale, rows=640, public=min(self.scale.public, 1_000))
+        fed = federation(Case("cifar10", "iid", 4, 1.0), few, 0)
+        kd = {"kd_steps": self.scale.kd_steps, "kd_batch": self.scale.kd_batch}
+        return perada_speed.compared(fed, full, adapters, BATCH, kd)
+
 
 def changes(scale: Scale) -> dict[str, dict[str, Any]]:
     """The ablations: what is changed of PerAda, CIFAR-10."""
@@ -215,6 +228,7 @@ def changes(scale: Scale) -> dict[str, dict[str, Any]]:
         f"public, {rows // 2} images": {"public_rows": rows // 2},
         "public images of CIFAR-10 that nobody has": {"public": "cifar10"},
         "public images of PACS": {"public": "pacs"},
+        "taught mean probabilities, not logits": {"teach": "probabilities"},
         "lam 0.1": {"lam": 0.1},
         "lam 10": {"lam": 10.0},
         "backbone at random": {"init": "random"},
@@ -246,12 +260,12 @@ def jobs(bench: Bench, part: str, seeds: int) -> Iterator[tuple[str, str, str, C
     if part in CASES:
         yield from bench.tuning(part)
         yield from bench.claims(part, seeds)
-    elif part in ("ablations", "private"):
+    elif part in ("ablations", "private", "speed"):
         yield from getattr(bench, part)(seeds)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parts = (*CASES, "ablations", "private")
+    parts = (*CASES, "ablations", "private", "speed")
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--part", action="append", choices=[*parts, "write"], help="may be given several times; default: all")
     ask.add_argument("--scale", choices=SCALES, default="small")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
 
 import fedtailor as ft
-from fedtailor import Task, models
+from fedtailor import Task, errors, models
 from fedtailor.models.adapters import Bottleneck, SeriesAdapter
 from fedtailor.task.layers import batch_context
 from tests.make import normal, seeded
@@ -57,3 +59,55 @@ def test_low_rank_adapters_of_peft_train_as_they_are():
     assert runs[0].summary["trained_parameters"] == 2 * moving
     for name, value in runs[0].model(0).items():
         torch.testing.assert_close(runs[1].model(0)[name], value, rtol=1e-9, atol=1e-11)
+
+
+# -- adapters in the last blocks only --------------------------------------------------------------------------------------------
+
+
+def block(width: int) -> int:
+    """What moves in a block of a ResNet: two adapters (a matrix over channels and its norm), and the two norms after them."""
+    return 2 * (width**2 + 2 * width) + 2 * 2 * width
+
+
+@pytest.mark.parametrize(
+    ("name", "frozen", "moving"),
+    [
+        ("resnet18:adapters,last=4", "layer2.1", 2 * block(256) + 2 * block(512) + 513 * 10),
+        ("resnet18:adapters,last=1", "layer4.0", block(512) + 513 * 10),
+        ("effnet-lite0:adapters,last=1", "layers.14", 320**2 + 4 * 320 + 1281 * 10),
+        ("vit:adapters,last=1", "layers.2", 2 * (2 * 64 * 16 + 16 + 64) + 3 * 2 * 64 + 65 * 10),
+    ],
+)
+def test_the_blocks_before_the_last_are_frozen_and_run_once(name, frozen, moving):
+    task = Task.from_module(models.build(name, (3, 32, 32), 10))
+    assert task.prefix.layers[-1] == frozen
+    assert sum(v.numel() for n, v in task.init().items() if not n.startswith("buffer:")) == moving
+    task = Task.from_module(models.build(name + ",dropout=0", (3, 32, 32), 10).double())
+    x = normal(2, 3, 32, 32)
+    torch.testing.assert_close(
+        task.prefix.rest.apply(task.init(), task.prefix.apply(x)), task.apply(task.init(), x), rtol=0, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("name", ["resnet8", "vit", "effnet-lite0"])
+def test_as_many_as_there_are_blocks_is_all_of_them(name):
+    count = {"resnet8": 3, "vit": 4, "effnet-lite0": 16}[name]
+    nets = [models.build(f"{name}:adapters{more}", (3, 16, 16), 3) for more in ("", f",last={count}")]
+    assert [n for n, p in nets[0].named_parameters() if p.requires_grad] == [
+        n for n, p in nets[1].named_parameters() if p.requires_grad
+    ]
+    for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("resnet8:adapters,last=4", "last must be from 1 to 3, the number of blocks, not 4"),
+        ("vit:last=1", "last=1 says which blocks have adapters, and there are none; add adapters"),
+        ("effnet-lite0:adapters,last=0", "last must be a whole number from 1"),
+    ],
+)
+def test_a_last_that_does_not_fit_is_refused(name, words):
+    with pytest.raises(errors.InvalidArgument, match=re.escape(words)):
+        models.build(name, (3, 16, 16), 3)

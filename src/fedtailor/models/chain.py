@@ -39,6 +39,15 @@ class Chain(nn.Module):
             self.get_submodule(path).requires_grad_(True)
 
 
+def adapted(count: int, adapters: bool, last: int | None) -> tuple[bool, ...]:
+    """Which of ``count`` blocks have adapters: none, all, or the last so many."""
+    if last is not None and not adapters:
+        raise InvalidArgument(f"last={last} says which blocks have adapters, and there are none; add adapters")
+    if last is not None and not 1 <= last <= count:
+        raise InvalidArgument(f"last must be from 1 to {count}, the number of blocks, not {last!r}")
+    return tuple(adapters and (last is None or i >= count - last) for i in range(count))
+
+
 class Image(nn.Module):
     """(n, h, w) or (n, c, h, w) to (n, c, h, w); with ``mean`` and ``std``, scaled: (x - mean)/std."""
 

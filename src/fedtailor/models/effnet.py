@@ -3,13 +3,15 @@
 It takes pictures with values in [0, 1], of any size from 4 pixels on, grey or in colour; its ImageNet weights know little of
 pictures below some 64 pixels, and ``size`` enlarges them first. With ``adapters`` every block has one, after its projection
 and before the norm that follows; what then trains is the group ``adapter``: the adapters, these norms and the head. All other
-norms keep their statistics.
+norms keep their statistics. ``last`` gives adapters to the last so many of the 16 blocks only; the output of those before is
+then computed once for every row.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 from fedtailor.errors import InvalidArgument, InvalidData, ModelMismatch
 from fedtailor.models.adapters import SeriesAdapter
 from fedtailor.models.backbone import fit, load, read
-from fedtailor.models.chain import Chain, Mean
+from fedtailor.models.chain import Chain, Mean, adapted
 
 # repeats, kernel, stride, expansion, channels out
 STAGES = (
@@ -110,21 +112,23 @@ class Inverted(nn.Module):
 class EffNet(Chain):
     channels_last = True
 
-    def __init__(self, classes: int, adapters: bool, dropout: float, size: int | None) -> None:
+    def __init__(self, classes: int, has: Sequence[bool], dropout: float, size: int | None) -> None:
         super().__init__()
         self.image, self.conv_stem, self.bn0, self.act0 = Picture(size), same(3, STEM, 3, 2), norm(STEM), nn.ReLU6()
         made: list[nn.Module] = []
         inputs = STEM
         for repeats, kernel, stride, expand, outputs in STAGES:
             for i in range(repeats):
-                made.append(Inverted(inputs, outputs, kernel, stride if i == 0 else 1, expand, dropout if adapters else None))
+                own = dropout if has[len(made)] else None
+                made.append(Inverted(inputs, outputs, kernel, stride if i == 0 else 1, expand, own))
                 inputs = outputs
         self.layers = nn.Sequential(*made)
         self.conv_head, self.bn1, self.act1 = same(inputs, FEATURES), norm(FEATURES), nn.ReLU6()
         self.pool, self.drop, self.fc = Mean(), nn.Dropout(dropout), nn.Linear(FEATURES, classes)
         inner = tuple(f"layers.{i}" for i in range(len(made)))
         self.blocks = ("image", "conv_stem", "bn0", "act0", *inner, "conv_head", "bn1", "act1", "pool", "drop", "fc")
-        self.groups = {"adapter": (*self.paths(SeriesAdapter), *(f"{at}.bn2" for at in inner), "fc"), "head": ("fc",)}
+        norms = [f"{at}.bn2" for at, own in zip(inner, has, strict=True) if own]
+        self.groups = {"adapter": (*self.paths(SeriesAdapter), *norms, "fc"), "head": ("fc",)}
 
 
 def effnet(
@@ -133,6 +137,7 @@ def effnet(
     channels: int = 3,
     size: int | None = None,
     adapters: bool = False,
+    last: int | None = None,
     dropout: float = 0.2,
     train: str | None = None,
     backbone: str | os.PathLike[str] | None = None,
@@ -143,7 +148,7 @@ def effnet(
         raise ModelMismatch(f"effnet-lite0 needs pictures that are grey or in colour, not of {channels} channels")
     if not 0 <= dropout < 1:
         raise InvalidArgument(f"dropout must be in [0, 1), not {dropout!r}")
-    net = EffNet(classes, adapters, dropout, size)
+    net = EffNet(classes, adapted(sum(stage[0] for stage in STAGES), adapters, last), dropout, size)
     net.train_only(train or ("adapter" if adapters else "all"))
     if backbone is None:
         return load(net, None)

@@ -20,9 +20,9 @@ WORDS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "effnet-lite0": _PARTS,
 }
 NUMBERS: Mapping[str, Mapping[str, type]] = {
-    "resnet": {"width": int, "dropout": float},
-    "vit": {"patch": int, "dim": int, "depth": int, "heads": int, "hidden": int, "dropout": float},
-    "effnet-lite0": {"size": int, "dropout": float},
+    "resnet": {"last": int, "width": int, "dropout": float},
+    "vit": {"last": int, "patch": int, "dim": int, "depth": int, "heads": int, "hidden": int, "dropout": float},
+    "effnet-lite0": {"last": int, "size": int, "dropout": float},
 }
 
 

@@ -3,12 +3,14 @@
 Names are torchvision's (conv1, bn1, layer1.0.conv1, ..., fc), so that its weights fit. With ``adapters`` every block has two,
 after each convolution and before its norm; the shortcut and the stem have none. What then trains and travels is the group
 ``adapter``: the adapters, the norms of blocks and stem (not those of shortcuts), and the head. The paper (PERADA) does not speak
-of the dropout inside an adapter; 0.3 is what its authors ran.
+of the dropout inside an adapter; 0.3 is what its authors ran. ``last`` leaves the first blocks and the stem as they are
+(Ruckle et al. 2021 drop adapters so): their output is then computed once for every row.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 from fedtailor.errors import InvalidArgument
 from fedtailor.models.adapters import SeriesAdapter
 from fedtailor.models.backbone import load
-from fedtailor.models.chain import Chain, Image, Mean, norm_of
+from fedtailor.models.chain import Chain, Image, Mean, adapted, norm_of
 
 # blocks per stage, width of the first stage, stem
 PLANS: dict[int, tuple[tuple[int, ...], int, str]] = {
@@ -57,7 +59,9 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(Chain):
-    def __init__(self, layers: int, classes: int, channels: int, stem: str, norm: str, width: int, dropout: float | None) -> None:
+    def __init__(
+        self, layers: int, classes: int, channels: int, stem: str, norm: str, width: int, dropout: float, has: Sequence[bool]
+    ) -> None:
         super().__init__()
         # a shortcut's 1x1 convolution by twos with fewer channels crashes torch 2.13 in this layout (oneDNN, backward pass)
         self.channels_last = width >= 8
@@ -69,20 +73,21 @@ class ResNet(Chain):
         if stem == "imagenet":
             self.maxpool = nn.MaxPool2d(3, 2, padding=1)
             chain.append("maxpool")
-        inputs = width
+        inputs, adapt = width, iter(has)
         for stage, count in enumerate(PLANS[layers][0], 1):
             out = width * 2 ** (stage - 1)
             made = []
             for i in range(count):
-                made.append(BasicBlock(inputs, out, 2 if i == 0 and stage > 1 else 1, norm, dropout))
+                made.append(BasicBlock(inputs, out, 2 if i == 0 and stage > 1 else 1, norm, dropout if next(adapt) else None))
                 inputs = out
             setattr(self, f"layer{stage}", nn.Sequential(*made))
             chain += [f"layer{stage}.{i}" for i in range(count)]
         self.avgpool = Mean()
         self.fc = nn.Linear(inputs, classes)
         self.blocks = (*chain, "avgpool", "fc")
-        inner = [f"{block}.{part}" for block in self.paths(BasicBlock) for part in ("bn1", "bn2")]
-        self.groups = {"adapter": (*self.paths(SeriesAdapter), "bn1", *inner, "fc"), "head": ("fc",)}
+        inner = [f"{at}.{n}" for at, own in zip(self.paths(BasicBlock), has, strict=True) if own for n in ("bn1", "bn2")]
+        norms = ["bn1", *inner] if all(has) else inner
+        self.groups = {"adapter": (*self.paths(SeriesAdapter), *norms, "fc"), "head": ("fc",)}
 
 
 def resnet(
@@ -93,6 +98,7 @@ def resnet(
     stem: str | None = None,
     norm: str = "batch",
     adapters: bool = False,
+    last: int | None = None,
     dropout: float = 0.3,
     train: str | None = None,
     width: int | None = None,
@@ -101,7 +107,8 @@ def resnet(
     """``stem`` is ``imagenet`` (7x7 by twos, max pooling) or ``small`` (3x3); None: imagenet for 18 and 34 layers.
 
     ``train`` is what moves: ``all``, the group ``adapter`` (the default if there are adapters) or ``head``; the rest is frozen.
-    ``dropout`` is that inside the adapters. ``backbone`` is a file of weights to start from (safetensors, or torch's .pt).
+    ``last`` gives adapters to the last so many blocks only. ``dropout`` is that inside the adapters.
+    ``backbone`` is a file of weights to start from (safetensors, or torch's .pt).
     """
     if layers not in PLANS:
         raise InvalidArgument(f"there is no resnet of {layers} layers here; use one of {', '.join(map(str, PLANS))}")
@@ -110,6 +117,7 @@ def resnet(
         raise InvalidArgument(f"stem must be one of {', '.join(STEMS)}, not {stem!r}")
     if not 0 <= dropout < 1:
         raise InvalidArgument(f"dropout must be in [0, 1), not {dropout!r}")
-    net = ResNet(layers, classes, channels, stem, norm, width or PLANS[layers][1], dropout if adapters else None)
+    has = adapted(sum(PLANS[layers][0]), adapters, last)
+    net = ResNet(layers, classes, channels, stem, norm, width or PLANS[layers][1], dropout, has)
     net.train_only(train or ("adapter" if adapters else "all"))
     return load(net, backbone)

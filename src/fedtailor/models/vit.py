@@ -2,13 +2,14 @@
 
 With ``adapters`` every layer has two bottlenecks, on the output of the attention and on that of the MLP, each before its residual
 is added (Houlsby et al. 2019); PERADA gives no shape for its transformer's. What then trains is the group ``adapter``: the
-bottlenecks, all layer norms and the head.
+bottlenecks, the layer norms (of the layers that have adapters, and the last) and the head.
 """
 
 from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from fedtailor.errors import InvalidArgument, ModelMismatch
 from fedtailor.models.adapters import Bottleneck
 from fedtailor.models.backbone import load
-from fedtailor.models.chain import Chain, Image
+from fedtailor.models.chain import Chain, Image, adapted
 
 
 class Attention(nn.Module):
@@ -89,19 +90,20 @@ class ViT(Chain):
         shape: tuple[int, int, int],
         patch: int,
         dim: int,
-        depth: int,
         heads: int,
-        hidden: int | None,
+        hidden: int,
         dropout: float,
+        has: Sequence[bool],
     ) -> None:
         super().__init__()
         channels, height, width = shape
         self.image = Image()
         self.embed = Embed(channels, patch, dim, (height // patch) * (width // patch))
-        self.layers = nn.Sequential(*(Layer(dim, heads, hidden, dropout) for _ in range(depth)))
+        self.layers = nn.Sequential(*(Layer(dim, heads, hidden if own else None, dropout) for own in has))
         self.norm, self.first, self.head = nn.LayerNorm(dim), First(), nn.Linear(dim, classes)
-        self.blocks = ("image", "embed", *(f"layers.{i}" for i in range(depth)), "norm", "first", "head")
-        self.groups = {"adapter": (*self.paths(Bottleneck), *self.paths(nn.LayerNorm), "head"), "head": ("head",)}
+        self.blocks = ("image", "embed", *(f"layers.{i}" for i in range(len(has))), "norm", "first", "head")
+        norms = [f"layers.{i}.norm{k}" for i, own in enumerate(has) if own for k in (1, 2)]
+        self.groups = {"adapter": (*self.paths(Bottleneck), *norms, "norm", "head"), "head": ("head",)}
 
 
 def vit(
@@ -113,13 +115,15 @@ def vit(
     depth: int = 4,
     heads: int = 4,
     adapters: bool = False,
+    last: int | None = None,
     hidden: int = 16,
     dropout: float = 0.0,
     train: str | None = None,
     backbone: str | os.PathLike[str] | None = None,
 ) -> ViT:
     """For images of ``shape`` in patches of ``patch`` x ``patch`` (4, from 128 pixels on 16). ``hidden`` is the width inside an
-    adapter; ``train`` and ``backbone`` are as for ``resnet``. The names of the weights are our own."""
+    adapter, ``last`` gives adapters to the last so many layers only; ``train`` and ``backbone`` are as for ``resnet``. The names
+    of the weights are our own."""
     full = (1, *shape) if len(shape) == 2 else tuple(shape)
     if len(full) != 3:
         raise ModelMismatch(f"vit needs images of shape (height, width) or (channels, height, width), not {tuple(shape)}")
@@ -131,6 +135,6 @@ def vit(
         raise InvalidArgument(f"dim must be a multiple of heads; {dim} is none of {heads}")
     if not 0 <= dropout < 1:
         raise InvalidArgument(f"dropout must be in [0, 1), not {dropout!r}")
-    net = ViT(classes, (full[0], full[1], full[2]), patch, dim, depth, heads, hidden if adapters else None, dropout)
+    net = ViT(classes, (full[0], full[1], full[2]), patch, dim, heads, hidden, dropout, adapted(depth, adapters, last))
     net.train_only(train or ("adapter" if adapters else "all"))
     return load(net, backbone)
