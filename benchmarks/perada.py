@@ -2,8 +2,10 @@
 
 ``python -m benchmarks.perada [--part P] [--scale S] [--minutes M] [--seeds N] [--folder F]`` does what is missing in the folder's
 results.json until the minutes are over (a piece that has begun is finished), then writes the page from what is there; call it
-again to go on. A small ResNet is pretrained on CIFAR-100, whose images without labels are also the public ones. Step sizes are
-chosen on validation rows of the first seed. ``--scale tiny`` does not touch the page.
+again to go on. The network is EfficientNet-Lite0 with its ImageNet weights at 64 pixels, all of it frozen before its last block,
+for every method alike; where a norm must go without a batch, or the start is to be another, it is the last block of a small
+ResNet pretrained on CIFAR-100. CIFAR-100 without labels is public. Step sizes are chosen on validation rows of the first seed.
+``--scale tiny`` does not touch the page.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +28,17 @@ from fedtailor import tree
 from fedtailor.data import images, rng
 from fedtailor.data.pool import Pool, dealt
 from fedtailor.data.public import with_public
+from fedtailor.engine import prefix
 from fedtailor.engine.pretrain import pretrain
 
 BATCH = 64
 SHIFTS = tuple(f"{kind}:3" for kind in ("gaussian-noise", "contrast", "pixelate"))
-ADAPTERS, BOTH, FULL = "resnet8:adapters,dropout=0", "resnet8:adapters,all,dropout=0", "resnet8"
+TOP = "dropout=0,last=1"  # what may move at all: the last block and what follows
+ADAPTERS, BOTH, FULL = (f"effnet-lite0:{what}size=64,{TOP}" for what in ("adapters,", "adapters,all,", ""))
+SMALL_ADAPTERS, SMALL_FULL = f"resnet8:adapters,{TOP}", f"resnet8:{TOP}"
 NOISES = (0.5, 1.0, 2.0)  # of DP-SGD, as a multiple of the clipping norm
 LRS = (0.01, 0.03, 0.1)
-pools = {"cifar10": cache(images.cifar10), "cifar100": cache(images.cifar100), "pacs": cache(images.pacs)}
+pools = {"cifar10": cache(images.cifar10), "cifar100": cache(images.cifar100), "pacs": cache(partial(images.pacs, 64))}
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class Scale:
 
 SCALES = {
     "tiny": Scale(600, 200, 400, 1, 2, 1, 3, 50),
-    "small": Scale(4_000, 1_000, 50_000, 6, 15, 2, 30, 64),
+    "small": Scale(6_000, 1_000, 50_000, 6, 15, 3, 50, 64),
     "medium": Scale(20_000, 10_000, 50_000, 10, 30, 2, 100, 256),
     "full": Scale(60_000, 50_000, 50_000, 20, 200, 10, 500, 2048),
 }
@@ -101,7 +106,17 @@ def federation(case: Case, scale: Scale, seed: int, public: str = "cifar100", pu
     return with_public(fed, f"{public}:{min(count, len(pools[public]().y))}", pools, seed=seed)
 
 
-def backbone(scale: Scale, folder: Path, model: str = FULL, method: str = "pooled") -> Path:
+_alive: dict[int, list[torch.Tensor]] = {}
+
+
+def keep(seed: int) -> None:
+    """Hold what the frozen layers gave for this seed's images: the next method starts from there."""
+    if seed not in _alive:
+        _alive.clear()
+    _alive[seed] = list(prefix._made.values())
+
+
+def backbone(scale: Scale, folder: Path, model: str = "resnet8", method: str = "pooled") -> Path:
     """A file of weights: trained on CIFAR-100 pooled, or by FedAvg on the clients' own training rows."""
     path = folder / f"{model.replace(':', '-')}-{method}.safetensors"
     if not path.exists():
@@ -127,7 +142,6 @@ class Bench:
         """What is measured of one run."""
         scale, given = self.scale, CASES[case]
         fed = options.pop("federation", None) or federation(given, scale, seed)
-        start = options.pop("start", None) or backbone(scale, self.folder)
         run = ft.run(
             method,
             fed,
@@ -139,11 +153,12 @@ class Bench:
                 "seed": seed,
                 "engine": "loop",
                 "evaluate_every": 0,
-                "backbone": None if start == "random" else start,
+                "backbone": "imagenet",
                 "shift": SHIFTS,
                 **options,
             },
         )
+        keep(seed)
         return figures(run)
 
     def lr(self, case: str, label: str) -> float:
@@ -179,11 +194,11 @@ class Bench:
         options, scale = dict(change), self.scale
         method, model = methods(scale, self.lr("cifar", "PerAda"))["PerAda"]
         public = {name: options.pop(name) for name in ("public", "public_rows") if name in options}
-        start = {"random": "random", "fedavg": "fedavg"}.get(options.pop("init", ""))
-        if start == "fedavg":
-            start = str(backbone(scale, self.folder, method="fedavg"))
-        fed = federation(CASES["cifar"], scale, seed, **public)
-        return self.played(replace(method, **options), model, "cifar", seed, federation=fed, start=start)
+        more: dict[str, Any] = {"federation": federation(CASES["cifar"], scale, seed, **public)}
+        if init := options.pop("init", None):
+            model = SMALL_ADAPTERS
+            more["backbone"] = None if init == "random" else backbone(scale, self.folder, method=init)
+        return self.played(replace(method, **options), model, "cifar", seed, **more)
 
     def private(self, seeds: int) -> Iterator[tuple[str, str, str, Callable[[], Any]]]:
         for seed in range(seeds):
@@ -201,8 +216,9 @@ class Bench:
         """With group norm in the place of batch norm, clipped and noisy gradients."""
         method, model = methods(self.scale, self.lr("cifar", label))[label]
         method = method if noise is None else replace(method, opt=ft.Private(noise=noise))
-        model = f"{model}{',' if ':' in model else ':'}group"
-        return self.played(method, model, "cifar", seed, start=backbone(self.scale, self.folder, f"{FULL}:group"), shift=())
+        model = f"{SMALL_FULL if model == FULL else SMALL_ADAPTERS},group"
+        start = backbone(self.scale, self.folder, "resnet8:group")
+        return self.played(method, model, "cifar", seed, backbone=start, shift=())
 
     def speed(self, seeds: int) -> Iterator[tuple[str, str, str, Callable[[], Any]]]:
         for time in range(seeds):
@@ -231,8 +247,9 @@ def changes(scale: Scale) -> dict[str, dict[str, Any]]:
         "taught mean probabilities, not logits": {"teach": "probabilities"},
         "lam 0.1": {"lam": 0.1},
         "lam 10": {"lam": 10.0},
-        "backbone at random": {"init": "random"},
-        "backbone by FedAvg of the clients": {"init": "fedavg"},
+        "ResNet-8, pretrained on CIFAR-100": {"init": "pooled"},
+        "ResNet-8, by FedAvg of the clients": {"init": "fedavg"},
+        "ResNet-8, at random": {"init": "random"},
     }
 
 

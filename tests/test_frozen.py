@@ -255,6 +255,19 @@ def test_the_frozen_layers_see_every_row_once_however_many_runs_there_are(monkey
     assert sum(seen) - shapes == sum(len(s.x) for s in (fed.train, fed.test, fed.val))
 
 
+def test_networks_that_freeze_the_same_share_what_is_computed_once():
+    fed = pictures(seed=77).to(torch.float32)
+    kept = [
+        prefix.after_prefix(Task.from_module(models.build(f"resnet8:{name},width=8", (3, 8, 8), 3)), fed)[1].train.x
+        for name in ("adapters,last=1", "last=1", "adapters,last=2")
+    ]
+    assert kept[0] is kept[1]  # what follows differs, what is frozen before it does not
+    assert kept[2] is not kept[0]
+    assert kept[2].shape != kept[0].shape
+    other = models.build("resnet8:last=1,width=8", (3, 8, 8), 3, seed=1)
+    assert prefix.after_prefix(Task.from_module(other), fed)[1].train.x is not kept[0]  # other weights
+
+
 def test_a_residual_net_with_adapters_saves_its_first_convolution_only():
     """Its first norm trains: no more of the network is frozen before the first layer that moves."""
     task = Task.from_module(models.resnet(8, 3, adapters=True))

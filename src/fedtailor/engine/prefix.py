@@ -18,6 +18,7 @@ from fedtailor import tree
 from fedtailor.data.federation import Federation
 from fedtailor.data.split import Split
 from fedtailor.task import Task
+from fedtailor.tree import BUFFER
 
 ROOM = 1 << 30  # bytes that the outputs may take; beyond, every batch goes through all layers
 CHUNK = 256  # rows at once
@@ -54,7 +55,9 @@ def through(task: Task, x: Tensor) -> Tensor:
 def _key(task: Task) -> str:
     """What the outputs depend on beside the rows."""
     assert task.prefix is not None
-    return f"{task.prefix.layers} {task.prefix.apply} {hashlib.sha256(tree.pack(task.held)).hexdigest()}"
+    starts = tuple(f"{start}{path}." if path else "" for path in task.prefix.layers for start in ("", BUFFER))
+    weights = {name: value for name, value in task.held.items() if name.startswith(starts)}
+    return f"{task.prefix.apply} {hashlib.sha256(tree.pack(weights)).hexdigest()}"
 
 
 def _split(task: Task, split: Split | None, key: str) -> Split | None:

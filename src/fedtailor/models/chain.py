@@ -16,6 +16,7 @@ class Chain(nn.Module):
     """``blocks`` are the paths of the layers in order, ``groups`` name parts of the network by the paths of their modules."""
 
     blocks: tuple[str, ...] = ()
+    inner: tuple[str, ...] = ()  # those of them that repeat: residual blocks, transformer layers
     groups: Mapping[str, tuple[str, ...]] = {}
     notes: tuple[str, ...] = ()
     rows_apart = True
@@ -29,20 +30,21 @@ class Chain(nn.Module):
         """Where the modules of these kinds are."""
         return tuple(path for path, module in self.named_modules() if isinstance(module, kinds))
 
-    def train_only(self, part: str) -> None:
-        """Freeze everything but a group; ``all`` freezes nothing."""
+    def train_only(self, part: str, last: int | None = None) -> None:
+        """Freeze everything but a group (``all``: nothing), and whatever comes before the ``last`` so many of ``inner``."""
         if part not in TRAIN or (part != "all" and part not in self.groups):
             known = [name for name in TRAIN if name == "all" or name in self.groups]
             raise InvalidArgument(f"train must be one of {', '.join(known)}, not {part!r}")
         self.requires_grad_(part == "all")
         for path in self.groups.get(part, ()):
             self.get_submodule(path).requires_grad_(True)
+        if last is not None:
+            for path in self.blocks[: self.blocks.index(self.inner[-last])]:
+                self.get_submodule(path).requires_grad_(False)
 
 
 def adapted(count: int, adapters: bool, last: int | None) -> tuple[bool, ...]:
     """Which of ``count`` blocks have adapters: none, all, or the last so many."""
-    if last is not None and not adapters:
-        raise InvalidArgument(f"last={last} says which blocks have adapters, and there are none; add adapters")
     if last is not None and not 1 <= last <= count:
         raise InvalidArgument(f"last must be from 1 to {count}, the number of blocks, not {last!r}")
     return tuple(adapters and (last is None or i >= count - last) for i in range(count))

@@ -3,8 +3,8 @@
 It takes pictures with values in [0, 1], of any size from 4 pixels on, grey or in colour; its ImageNet weights know little of
 pictures below some 64 pixels, and ``size`` enlarges them first. With ``adapters`` every block has one, after its projection
 and before the norm that follows; what then trains is the group ``adapter``: the adapters, these norms and the head. All other
-norms keep their statistics. ``last`` gives adapters to the last so many of the 16 blocks only; the output of those before is
-then computed once for every row.
+norms keep their statistics. ``last`` freezes all before the last so many of the 16 blocks, with adapters or without; the output
+of what comes before is then computed once for every row.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class EffNet(Chain):
         self.layers = nn.Sequential(*made)
         self.conv_head, self.bn1, self.act1 = same(inputs, FEATURES), norm(FEATURES), nn.ReLU6()
         self.pool, self.drop, self.fc = Mean(), nn.Dropout(dropout), nn.Linear(FEATURES, classes)
-        inner = tuple(f"layers.{i}" for i in range(len(made)))
+        self.inner = inner = tuple(f"layers.{i}" for i in range(len(made)))
         self.blocks = ("image", "conv_stem", "bn0", "act0", *inner, "conv_head", "bn1", "act1", "pool", "drop", "fc")
         norms = [f"{at}.bn2" for at, own in zip(inner, has, strict=True) if own]
         self.groups = {"adapter": (*self.paths(SeriesAdapter), *norms, "fc"), "head": ("fc",)}
@@ -149,7 +149,7 @@ def effnet(
     if not 0 <= dropout < 1:
         raise InvalidArgument(f"dropout must be in [0, 1), not {dropout!r}")
     net = EffNet(classes, adapted(sum(stage[0] for stage in STAGES), adapters, last), dropout, size)
-    net.train_only(train or ("adapter" if adapters else "all"))
+    net.train_only(train or ("adapter" if adapters else "all"), last)
     if backbone is None:
         return load(net, None)
     path = imagenet() if backbone == "imagenet" else Path(backbone)

@@ -3,8 +3,8 @@
 Names are torchvision's (conv1, bn1, layer1.0.conv1, ..., fc), so that its weights fit. With ``adapters`` every block has two,
 after each convolution and before its norm; the shortcut and the stem have none. What then trains and travels is the group
 ``adapter``: the adapters, the norms of blocks and stem (not those of shortcuts), and the head. The paper (PERADA) does not speak
-of the dropout inside an adapter; 0.3 is what its authors ran. ``last`` leaves the first blocks and the stem as they are
-(Ruckle et al. 2021 drop adapters so): their output is then computed once for every row.
+of the dropout inside an adapter; 0.3 is what its authors ran. ``last`` freezes the stem and all but the last so many blocks, with
+adapters (Ruckle et al. 2021 drop those of the first layers) or without: what comes before is then computed once for every row.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ class ResNet(Chain):
         self.avgpool = Mean()
         self.fc = nn.Linear(inputs, classes)
         self.blocks = (*chain, "avgpool", "fc")
-        inner = [f"{at}.{n}" for at, own in zip(self.paths(BasicBlock), has, strict=True) if own for n in ("bn1", "bn2")]
-        norms = ["bn1", *inner] if all(has) else inner
-        self.groups = {"adapter": (*self.paths(SeriesAdapter), *norms, "fc"), "head": ("fc",)}
+        self.inner = self.paths(BasicBlock)
+        norms = [f"{at}.{n}" for at, own in zip(self.inner, has, strict=True) if own for n in ("bn1", "bn2")]
+        self.groups = {"adapter": (*self.paths(SeriesAdapter), "bn1", *norms, "fc"), "head": ("fc",)}
 
 
 def resnet(
@@ -107,7 +107,7 @@ def resnet(
     """``stem`` is ``imagenet`` (7x7 by twos, max pooling) or ``small`` (3x3); None: imagenet for 18 and 34 layers.
 
     ``train`` is what moves: ``all``, the group ``adapter`` (the default if there are adapters) or ``head``; the rest is frozen.
-    ``last`` gives adapters to the last so many blocks only. ``dropout`` is that inside the adapters.
+    ``last`` freezes all before the last so many blocks. ``dropout`` is that inside the adapters.
     ``backbone`` is a file of weights to start from (safetensors, or torch's .pt).
     """
     if layers not in PLANS:
@@ -119,5 +119,5 @@ def resnet(
         raise InvalidArgument(f"dropout must be in [0, 1), not {dropout!r}")
     has = adapted(sum(PLANS[layers][0]), adapters, last)
     net = ResNet(layers, classes, channels, stem, norm, width or PLANS[layers][1], dropout, has)
-    net.train_only(train or ("adapter" if adapters else "all"))
+    net.train_only(train or ("adapter" if adapters else "all"), last)
     return load(net, backbone)

@@ -101,8 +101,9 @@ class ViT(Chain):
         self.embed = Embed(channels, patch, dim, (height // patch) * (width // patch))
         self.layers = nn.Sequential(*(Layer(dim, heads, hidden if own else None, dropout) for own in has))
         self.norm, self.first, self.head = nn.LayerNorm(dim), First(), nn.Linear(dim, classes)
-        self.blocks = ("image", "embed", *(f"layers.{i}" for i in range(len(has))), "norm", "first", "head")
-        norms = [f"layers.{i}.norm{k}" for i, own in enumerate(has) if own for k in (1, 2)]
+        self.inner = tuple(f"layers.{i}" for i in range(len(has)))
+        self.blocks = ("image", "embed", *self.inner, "norm", "first", "head")
+        norms = [f"{at}.norm{k}" for at, own in zip(self.inner, has, strict=True) if own for k in (1, 2)]
         self.groups = {"adapter": (*self.paths(Bottleneck), *norms, "norm", "head"), "head": ("head",)}
 
 
@@ -122,8 +123,7 @@ def vit(
     backbone: str | os.PathLike[str] | None = None,
 ) -> ViT:
     """For images of ``shape`` in patches of ``patch`` x ``patch`` (4, from 128 pixels on 16). ``hidden`` is the width inside an
-    adapter, ``last`` gives adapters to the last so many layers only; ``train`` and ``backbone`` are as for ``resnet``. The names
-    of the weights are our own."""
+    adapter; ``last``, ``train`` and ``backbone`` are as for ``resnet``. The names of the weights are our own."""
     full = (1, *shape) if len(shape) == 2 else tuple(shape)
     if len(full) != 3:
         raise ModelMismatch(f"vit needs images of shape (height, width) or (channels, height, width), not {tuple(shape)}")
@@ -136,5 +136,5 @@ def vit(
     if not 0 <= dropout < 1:
         raise InvalidArgument(f"dropout must be in [0, 1), not {dropout!r}")
     net = ViT(classes, (full[0], full[1], full[2]), patch, dim, heads, hidden, dropout, adapted(depth, adapters, last))
-    net.train_only(train or ("adapter" if adapters else "all"))
+    net.train_only(train or ("adapter" if adapters else "all"), last)
     return load(net, backbone)

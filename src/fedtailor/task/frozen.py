@@ -80,6 +80,9 @@ class Stretch(nn.Module):
         self._parameters, self._buffers, self._modules = whole._parameters, whole._buffers, whole._modules
         self.chain = tuple(chain)
 
+    def __repr__(self) -> str:
+        return "\n".join(f"{path}: {self.get_submodule(path)!r}" for path in self.chain)
+
     def forward(self, input: Tensor) -> Tensor:
         for path in self.chain:
             input = self.get_submodule(path)(input)
