@@ -126,7 +126,8 @@ def backbone(scale: Scale, folder: Path, model: str = "resnet8", method: str = "
         else:
             public = some(pools["cifar100"](), scale.backbone_rows, 0)
             rows = dealt(public, clients=1, partition="iid", test_share=0.1, val_share=0.0)
-        done = pretrain(rows, model, epochs=scale.backbone_epochs, method=method, out=path)
+        epochs = scale.rounds if method == "fedavg" else scale.backbone_epochs
+        done = pretrain(rows, model, epochs=epochs, method=method, out=path)
         path.with_suffix(".json").write_text(json.dumps({"accuracy": done.summary["acc_global"]}))
     return path
 
