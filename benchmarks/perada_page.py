@@ -15,21 +15,21 @@ ABOUT = """# PerAda's claims at our scale
 
 Written by `make bench-perada` (benchmarks/perada.py) at scale `{name}`. The network is EfficientNet-Lite0 with its ImageNet
 weights, on images of 64 x 64 (those of CIFAR enlarged). **For every method alike, all before its last block is frozen** and was
-computed once: "full" below is that block and all that follows, "adapters" an adapter in it, the norm after it and the head. The paper has
-adapters in every block of a ResNet-18 and trains all of it for the full methods; two cores do not allow that.
+computed once: "full" below is that block and all that follows, "adapters" an adapter in it, the norm after it and the head. The
+paper has adapters in every block of a ResNet-18 and trains all of it for the full methods; two cores do not allow that.
 
 CIFAR-10: {rows:,} images, PACS: {half:,}; 60 % to train on, 15 % for validation, 25 % to test. {rounds} rounds of {epochs}
 epochs, batches of {batch}; {public:,} images of CIFAR-100 are public, without labels; {kd_steps} steps of distillation in
-batches of {kd_batch}. (The paper: 60,000 images, 200 rounds of 10 epochs, 50,000 public images, 500 steps of 2,048.) Mean ± deviation over
-seeds, each of which sets the images, the split and the training. Step sizes are chosen from {lrs} on validation rows after a
-third of the rounds of the first seed; lam and the distillation are not tuned.
+batches of {kd_batch}. (The paper: 60,000 images, 200 rounds of 10 epochs, 50,000 public images, 500 steps of 2,048.) Mean ±
+deviation over seeds, each of which sets the images, the split and the training. Step sizes are chosen from {lrs} on validation
+rows after a third of the rounds of the first seed; lam and the distillation are not tuned.
 
-Local-test: the personal model on the client's own test rows. Global-test: on the union of all clients' test rows. Corrupted test:
-on that union, mean over {shifts} (our own corruptions, not the files of CIFAR-10-C; CIFAR-10.1 was not to be had). Shared: the
-shared model on the clients' own rows (FedAlt and FedSim: with adapters as at the start). Parameters are those of one client in
-one round, and of one message. Personal distance: of personal from shared predictions on public rows. Φ: the L1 distance of the
-shared model's probabilities from the mean of the clients' on the last round's public rows (Theorem 1), of the mean of their
-models and of the model after distillation.
+Local-test: the personal model on the client's own test rows. Global-test: on the union of all clients' test rows. Corrupted
+test: on that union, mean over {shifts} (our own corruptions, not the files of CIFAR-10-C; CIFAR-10.1 was not to be had).
+Shared: the shared model on the clients' own rows (FedAlt and FedSim: with adapters as at the start). Parameters are those of
+one client in one round, and of one message. Personal distance: of personal from shared predictions on public rows. Φ: the L1
+distance of the shared model's probabilities from the mean of the clients' on the last round's public rows (Theorem 1), of the
+mean of their models and of the model after distillation.
 """
 TITLES = {
     "cifar": "CIFAR-10, Dirichlet 0.1, 20 clients, 40 % of them in a round",
