@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import fedtailor as ft
 from fedtailor import cli, errors, models
+from fedtailor.engine import prefix
 from fedtailor.engine.pretrain import pretrain, together
 from fedtailor.models.backbone import read
 from tests.pictures import pictures
@@ -194,3 +195,22 @@ def test_the_commands_pretrain_and_run_with_a_backbone(tmp_path):
     assert wrong.exit_code == 2
     assert wrong.stderr.count("\n") == 1
     assert "there is no file of weights" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda *a, **k: ft.advise(*a, **k).race, lambda *a, **k: ft.sweep(*a, lams=2, **k).table()], ids=["advise", "sweep"]
+)
+def test_advice_and_sweeps_start_from_a_backbone_and_go_through_its_frozen_layers_once(ask, tmp_path, monkeypatch):
+    save_file(weights("resnet8:width=4"), tmp_path / "w.safetensors")
+    name, fed, options = "resnet8:adapters,width=4,last=1,dropout=0", pictures([12, 9, 10]), {"rounds": 5, "steps": 2}
+    module = models.build(name, SHAPE, 3, backbone=tmp_path / "w.safetensors")
+    monkeypatch.setattr(prefix, "ROOM", 0)
+    long = ask(fed, module, **options)
+    monkeypatch.undo()
+    calls = []
+    monkeypatch.setattr(prefix, "_through", lambda task, x, key: calls.append(len(x)) or task.prefix.apply(x))
+    short = ask(fed, name, backbone=tmp_path / "w.safetensors", **options)
+    assert len(calls) == 3  # training, validation and test rows
+    for a, b in zip(short, long, strict=True):
+        assert a.keys() == b.keys()
+        assert all(a[k] == pytest.approx(b[k], abs=1e-4) if isinstance(a[k], float) else a[k] == b[k] for k in a)

@@ -185,6 +185,9 @@ class AdviseSettings(DataSettings):
     """What advice is asked about: the data, the model, and how a method would be trained."""
 
     model: str = Field("linear", description="A network by name (see: fedtailor list models).")
+    backbone: str | None = Field(
+        None, description="Weights to start from: a .safetensors or .pt file, or imagenet (effnet-lite0)."
+    )
     rounds: int = Field(50, ge=1, le=LARGEST, description="Rounds that the advised method would be trained for.")
     batch_size: int = Field(0, ge=0, le=LARGEST, description="Rows per step; 0 is all of a client's rows.")
     steps: int | None = Field(None, ge=1, description="Steps per round (default: 10 on all rows, 2 epochs on batches).")
@@ -198,7 +201,7 @@ class AdviseSettings(DataSettings):
 
     def options(self) -> dict[str, Any]:
         """What ``ft.advise`` takes, beside the data and the model."""
-        names = ("rounds", "steps", "epochs", "lr", "budget", "seed", "dtype", "bias", "weights")
+        names = ("rounds", "steps", "epochs", "lr", "budget", "seed", "dtype", "bias", "weights", "backbone")
         return {**{name: getattr(self, name) for name in names}, "batch_size": self.batch_size or None}
 
 
@@ -206,6 +209,9 @@ class SweepSettings(DataSettings):
     """What is swept: the data, the model, the degrees of personalisation, and how long a run for one of them would be."""
 
     model: str = Field("linear", description="A network by name (see: fedtailor list models).")
+    backbone: str | None = Field(
+        None, description="Weights to start from: a .safetensors or .pt file, or imagenet (effnet-lite0)."
+    )
     lams: int | list[float] = Field(10, description="How many lams, or the lams themselves, separated by commas.")
     rounds: int = Field(50, ge=1, le=LARGEST, description="Rounds that a run with one lam would take.")
     targets: list[float] | None = Field(None, description="Scores to reach in the fewest rounds, separated by commas.")
@@ -233,7 +239,7 @@ class SweepSettings(DataSettings):
 
     def options(self) -> dict[str, Any]:
         """What ``ft.sweep`` takes, beside the data and the model."""
-        names = ("lams", "rounds", "targets", "steps", "epochs", "lr", "seed", "dtype", "bias", "weights", "dynamic")
+        names = ("lams", "rounds", "targets", "steps", "epochs", "lr", "seed", "dtype", "bias", "weights", "dynamic", "backbone")
         cohort = int(self.cohort) if self.cohort > 1 and self.cohort == int(self.cohort) else self.cohort
         return {**{name: getattr(self, name) for name in names}, "batch_size": self.batch_size or None, "cohort": cohort}
 

@@ -6,6 +6,7 @@ short race on validation rows decides between what is left. Test rows are never 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,6 +22,7 @@ from fedtailor.algorithms import FedAvg, FedAvgFT, FedCLUP, HypCluster, Local
 from fedtailor.algorithms.base import Algorithm
 from fedtailor.algorithms.settings import written
 from fedtailor.data.federation import Federation
+from fedtailor.engine.prefix import after_prefix
 from fedtailor.engine.setup import DTYPES, build_task, make_plan
 from fedtailor.errors import InvalidArgument, InvalidData
 from fedtailor.metrics.cost import probe
@@ -109,12 +111,14 @@ def advise(
     weights: str = "uniform",
     bias: bool = True,
     dtype: str = "float32",
+    backbone: str | os.PathLike[str] | None = None,
 ) -> Advice:
     """Advice for these clients and this model, from their training and validation rows alone.
 
     ``rounds``, ``batch_size``, ``steps`` or ``epochs`` and ``lr`` are what the advised method would be trained with (by default
     ten full-batch steps per round with the step size of the smoothness; two epochs where there are batches). ``budget`` limits
-    what the race may cost over all its methods: a number of rounds, or traffic such as ``"5MB"``.
+    what the race may cost over all its methods: a number of rounds, or traffic such as ``"5MB"``. ``backbone`` is as for ``run``;
+    what is frozen before the first layer that moves is computed once, and R² is then of the features that it gives.
     """
     if len(federation) < 2:
         raise InvalidData("there is one client only: nobody to learn together with; check which column names the clients")
@@ -122,7 +126,7 @@ def advise(
         raise InvalidArgument(f"rounds must be a whole number of at least 1, not {rounds!r}")
     purse = Purse.of(budget)
     rows = with_validation(federation.to(DTYPES[dtype]), VAL_SHARE, seed)
-    task = build_task(model, rows, seed, DTYPES[dtype], bias)
+    task, rows, _ = after_prefix(build_task(model, rows, seed, DTYPES[dtype], bias, backbone), rows)
     work = work_of(batch_size, steps, epochs)
     smoothness = smoothness_of(task, rows)
     step = lr if lr is not None else 0.1 if smoothness is None else short(np.clip(1 / smoothness, 1e-4, 2.0))

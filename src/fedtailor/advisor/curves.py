@@ -20,6 +20,7 @@ from fedtailor.advisor.advise import VAL_SHARE, Advice
 from fedtailor.advisor.pilot import with_validation
 from fedtailor.data.federation import Federation
 from fedtailor.data.split import Split
+from fedtailor.engine.prefix import after_prefix
 from fedtailor.engine.setup import DTYPES, build_task
 from fedtailor.errors import FedtailorError, InvalidArgument
 from fedtailor.metrics.client import hits, score_name
@@ -42,12 +43,12 @@ FLATTEST = 1e-6  # mu/L below which a risk counts as having none
 
 
 def facts(federation: Federation, model: str | nn.Module | Task, advice: Advice, **given: Any) -> dict[str, Any]:
-    """What the page needs beside the advice, as plain values: ``curves`` and ``map``. ``given``: seed, weights, bias and dtype of
-    ``advise``, so that the rows are those that it saw."""
-    options = {"seed": 0, "weights": "uniform", "bias": True, "dtype": "float32", **given}
+    """What the page needs beside the advice, as plain values: ``curves`` and ``map``. ``given``: seed, weights, bias, dtype and
+    backbone of ``advise``, so that the rows are those that it saw."""
+    options = {"seed": 0, "weights": "uniform", "bias": True, "dtype": "float32", "backbone": None, **given}
     dtype = DTYPES[options["dtype"]]
     rows = with_validation(federation.to(dtype), VAL_SHARE, options["seed"])
-    task = build_task(model, rows, options["seed"], dtype, options["bias"])
+    task, rows, _ = after_prefix(build_task(model, rows, options["seed"], dtype, options["bias"], options["backbone"]), rows)
     try:
         found = curves(rows, task, advice.heterogeneity, weights=options["weights"])
     except FedtailorError as error:

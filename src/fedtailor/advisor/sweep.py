@@ -7,6 +7,7 @@ few rounds, and its end is found by going on from the end of the neighbouring la
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
@@ -24,6 +25,7 @@ from fedtailor.algorithms import FedAvg, FedCLUP, FedCLUPDynamic, Local
 from fedtailor.algorithms.settings import written
 from fedtailor.data.federation import Federation
 from fedtailor.engine.base import one_thread
+from fedtailor.engine.prefix import after_prefix
 from fedtailor.engine.setup import DTYPES, build_task, check
 from fedtailor.errors import InvalidArgument, InvalidData
 from fedtailor.metrics.client import score_name
@@ -119,6 +121,7 @@ def sweep(
     bias: bool = True,
     dtype: str = "float32",
     dynamic: bool = True,
+    backbone: str | os.PathLike[str] | None = None,
     callback: Callback | None = None,
 ) -> Sweep:
     """FedCLUP's score on validation rows against rounds and bytes, for lam from local to global.
@@ -127,7 +130,7 @@ def sweep(
     one lam would be, ``steps`` or ``epochs`` the work in a round (ten full-batch steps; two epochs where there are batches),
     ``lr`` the step size at lam = 0 (from the smoothness of a linear model, 0.1 otherwise; at lam it is 1/(1/lr + lam)).
     ``targets`` are the scores to reach in the fewest rounds. ``dynamic`` runs FedCLUPDynamic as well, for ``rounds`` rounds
-    more. ``callback`` is given a record per round played.
+    more. ``backbone`` is as for ``run``. ``callback`` is given a record per round played.
     """
     check(FedCLUP(), federation, rounds, batch_size, seed, "auto", None, dtype, weights, None, 0.0, "cpu")
     if len(federation) < 2:
@@ -135,8 +138,8 @@ def sweep(
     wanted = None if targets is None else _targets(targets)
     work = work_of(batch_size, steps, epochs)
     rows = with_validation(federation.to(DTYPES[dtype]), VAL_SHARE, seed)
+    task, rows, _ = after_prefix(build_task(model, rows, seed, DTYPES[dtype], bias, backbone), rows)
     assert rows.val is not None
-    task = build_task(model, rows, seed, DTYPES[dtype], bias)
     smoothness = smoothness_of(task, rows)
     bend = max(1 / _positive("lr", lr) if lr is not None else 0.0, smoothness or 0.0) or 10.0
     degrees = _degrees(lams, bend)

@@ -57,7 +57,9 @@ def _pictured(settings: AdviseSettings, federation: Any, found: Any) -> dict[str
 
     options = settings.options()
     about = {"data": Path(settings.data).name, "command": command_line()}
-    seen = facts(federation, settings.model, found, **{name: options[name] for name in ("seed", "weights", "bias", "dtype")})
+    seen = facts(
+        federation, settings.model, found, **{name: options[name] for name in ("seed", "weights", "bias", "dtype", "backbone")}
+    )
     return {**seen, "about": {**about, "version": __version__}}
 
 
