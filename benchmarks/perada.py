@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ ADAPTERS, BOTH, FULL = (f"effnet-lite0:{what}size=64,{TOP}" for what in ("adapte
 SMALL_ADAPTERS, SMALL_FULL = f"resnet8:adapters,{TOP}", f"resnet8:{TOP}"
 NOISES = (0.5, 1.0, 2.0)  # of DP-SGD, as a multiple of the clipping norm
 LRS = (0.01, 0.03, 0.1)
+CLIPPED_LRS = (0.03, 0.1, 0.3)  # for the comparison under noise, with and without it
+UNDER_NOISE = ("PerAda", "PerAda without KD", "Ditto, full")
 pools = {"cifar10": cache(images.cifar10), "cifar100": cache(images.cifar100), "pacs": cache(partial(images.pacs, 64))}
 
 
@@ -162,9 +165,9 @@ class Bench:
         keep(seed)
         return figures(run)
 
-    def lr(self, case: str, label: str) -> float:
+    def lr(self, part: str, label: str) -> float:
         """The step size with the best personal models on validation rows."""
-        found = self.results.of(f"tuning {case}").get(label, {})
+        found = self.results.of(f"tuning {part}").get(label, {})
         return max((float(lr) for lr in found), key=lambda lr: found[f"{lr:g}"], default=LRS[1])
 
     def tuning(self, case: str) -> Iterator[tuple[str, str, str, Callable[[], Any]]]:
@@ -202,24 +205,22 @@ class Bench:
         return self.played(replace(method, **options), model, "cifar", seed, **more)
 
     def private(self, seeds: int) -> Iterator[tuple[str, str, str, Callable[[], Any]]]:
-        for seed in range(seeds):
-            for noise in (None, *NOISES):
-                for label in ("PerAda", "PerAda without KD", "Ditto, full"):
-                    name = f"{label}, {'not private' if noise is None else f'noise {noise:g}'}"
-                    yield (
-                        "private",
-                        name,
-                        str(seed),
-                        lambda label=label, noise=noise, seed=seed: self.noisy(label, noise, seed),  # type: ignore[misc]
-                    )
+        """Step sizes first, without noise and at noise 1; then every noise."""
+        few = max(1, self.scale.rounds // 3)
+        for label, noise, lr in product(UNDER_NOISE, (None, 1.0), CLIPPED_LRS):
+            work = partial(self.noisy, label, noise, 0, lr, rounds=few)
+            yield "tuning private", noised(label, noise), f"{lr:g}", lambda work=work: work()["validation"]  # type: ignore[misc]
+        for seed, noise, label in product(range(seeds), (None, *NOISES), UNDER_NOISE):
+            yield "private", noised(label, noise), str(seed), partial(self.noisy, label, noise, seed)
 
-    def noisy(self, label: str, noise: float | None, seed: int) -> dict[str, Any]:
+    def noisy(self, label: str, noise: float | None, seed: int, lr: float | None = None, **options: Any) -> dict[str, Any]:
         """With group norm in the place of batch norm, clipped and noisy gradients."""
-        method, model = methods(self.scale, self.lr("cifar", label))[label]
+        tuned = self.lr("private", noised(label, None if noise is None else 1.0))
+        method, model = methods(self.scale, lr or tuned)[label]
         method = method if noise is None else replace(method, opt=ft.Private(noise=noise))
         model = f"{SMALL_FULL if model == FULL else SMALL_ADAPTERS},group"
         start = backbone(self.scale, self.folder, "resnet8:group")
-        return self.played(method, model, "cifar", seed, backbone=start, shift=())
+        return self.played(method, model, "cifar", seed, backbone=start, shift=(), **options)
 
     def speed(self, seeds: int) -> Iterator[tuple[str, str, str, Callable[[], Any]]]:
         for time in range(seeds):
@@ -232,6 +233,10 @@ class Bench:
         fed = federation(Case("cifar10", "iid", 4, 1.0), few, 0)
         kd = {"kd_steps": self.scale.kd_steps, "kd_batch": self.scale.kd_batch}
         return perada_speed.compared(fed, full, adapters, BATCH, kd)
+
+
+def noised(label: str, noise: float | None) -> str:
+    return f"{label}, {'not private' if noise is None else f'noise {noise:g}'}"
 
 
 def changes(scale: Scale) -> dict[str, dict[str, Any]]:

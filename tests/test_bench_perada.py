@@ -48,3 +48,18 @@ def test_pieces_are_done_once_and_the_step_size_is_that_of_validation(tmp_path):
     bench = perada.Bench(perada.SCALES["tiny"], tmp_path, Results(tmp_path))
     assert all(bench.lr("cifar", label) == 0.1 for label in labels)
     assert not Results(tmp_path, minutes=-1).do("cifar", "PerAda", "7", lambda: 1.0)  # the time is over
+
+
+def test_what_is_said_of_noise_and_of_changes_is_by_the_numbers():
+    found = {"PerAda, noise 1": {"0": measured(0.6, 0.3, None)}, "Ditto, full, noise 1": {"0": measured(0.5, 0.4, None)}}
+    assert [held for _, held, _ in perada_page.noised(found)] == [True, False]
+    assert perada_page.noised({"PerAda, noise 1": found["PerAda, noise 1"]}) == []
+    names = list(perada.changes(perada.SCALES["small"]))
+    found = {name: {"0": measured(0.5, 0.5 - 0.01 * i, 0.1)} for i, name in enumerate(names)}
+    said = {claim: held for claim, held, _ in perada_page.changed(found)}
+    assert not said["More steps of distillation help"]  # each change is below the one before
+    assert not said["Public images like the clients' help more than others"]
+    assert said["A pretrained start is best, one by FedAvg better than one at random"]
+    assert said["lam = 1 helps Global-test over lam = 0.1"]
+    assert not said["lam = 10 costs Local-test"]
+    assert len(said) == 6  # every claim finds its rows by their names
