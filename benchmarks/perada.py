@@ -109,14 +109,14 @@ def federation(case: Case, scale: Scale, seed: int, public: str = "cifar100", pu
     return with_public(fed, f"{public}:{min(count, len(pools[public]().y))}", pools, seed=seed)
 
 
-_alive: dict[int, list[torch.Tensor]] = {}
+_present: dict[str, Any] = {}
 
 
-def keep(seed: int) -> None:
-    """Hold what the frozen layers gave for this seed's images: the next method starts from there."""
-    if seed not in _alive:
-        _alive.clear()
-    _alive[seed] = list(prefix._made.values())
+def keep(case: str, seed: int) -> None:
+    """From here on hold what the frozen layers give for this seed's images, and let go of others': the next method needs it."""
+    if _present != {"case": case, "seed": seed}:
+        prefix._made = {}
+    _present.update(case=case, seed=seed)
 
 
 def backbone(scale: Scale, folder: Path, model: str = "resnet8", method: str = "pooled") -> Path:
@@ -145,6 +145,7 @@ class Bench:
     def played(self, method: ft.Algorithm, model: str, case: str, seed: int, **options: Any) -> dict[str, Any]:
         """What is measured of one run."""
         scale, given = self.scale, CASES[case]
+        keep(case, seed)
         fed = options.pop("federation", None) or federation(given, scale, seed)
         run = ft.run(
             method,
@@ -162,7 +163,6 @@ class Bench:
                 **options,
             },
         )
-        keep(seed)
         return figures(run)
 
     def lr(self, part: str, label: str) -> float:
@@ -191,6 +191,9 @@ class Bench:
     def ablations(self, seeds: int) -> Iterator[tuple[str, str, str, Callable[[], Any]]]:
         for seed in range(seeds):
             for name, change in changes(self.scale).items():
+                if not change and str(seed) in self.results.of("cifar").get("PerAda", {}):
+                    yield "ablations", name, str(seed), lambda seed=seed: self.results.of("cifar")["PerAda"][str(seed)]  # type: ignore[misc]
+                    continue
                 yield "ablations", name, str(seed), lambda change=change, seed=seed: self.ablation(change, seed)  # type: ignore[misc]
 
     def ablation(self, change: Mapping[str, Any], seed: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ forward pass of these layers; what it costs is the memory of their output.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import MutableMapping
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
@@ -22,7 +23,7 @@ from fedtailor.tree import BUFFER
 
 ROOM = 1 << 30  # bytes that the outputs may take; beyond, every batch goes through all layers
 CHUNK = 256  # rows at once
-_made: WeakValueDictionary[str, Tensor] = WeakValueDictionary()  # while one run holds them, others use them too
+_made: MutableMapping[str, Tensor] = WeakValueDictionary()  # while one run holds them, others use them too
 
 
 def after_prefix(task: Task, federation: Federation) -> tuple[Task, Federation, tuple[str, ...]]:
