@@ -40,6 +40,7 @@ SMALL_ADAPTERS, SMALL_FULL = f"resnet8:adapters,{TOP}", f"resnet8:{TOP}"
 NOISES = (0.5, 1.0, 2.0)  # of DP-SGD, as a multiple of the clipping norm
 LRS = (0.01, 0.03, 0.1)
 CLIPPED_LRS = (0.03, 0.1, 0.3)  # for the comparison under noise, with and without it
+SAME_STEP = perada_page.SAME_STEP  # the pull of a step is lr lam: what KD does is seen at one step size
 UNDER_NOISE = ("PerAda", "PerAda without KD", "Ditto, full")
 pools = {"cifar10": cache(images.cifar10), "cifar100": cache(images.cifar100), "pacs": cache(partial(images.pacs, 64))}
 
@@ -85,6 +86,7 @@ def methods(scale: Scale, lr: float = LRS[0]) -> dict[str, tuple[ft.Algorithm, s
     return {
         "PerAda": (ft.PerAda(lam=1.0, **kd, **work), ADAPTERS),
         "PerAda without KD": (ft.PerAda(lam=1.0, kd_steps=0, **work), ADAPTERS),
+        SAME_STEP: (ft.PerAda(lam=1.0, kd_steps=0, **work), ADAPTERS),
         "FedAlt, adapters": (ft.FedAlt(personal="adapter", **work), BOTH),
         "FedSim, adapters": (ft.FedSim(personal="adapter", **work), BOTH),
         "Ditto, full": (ft.Ditto(lam=1.0, **work), FULL),
@@ -167,14 +169,14 @@ class Bench:
 
     def lr(self, part: str, label: str) -> float:
         """The step size with the best personal models on validation rows."""
-        found = self.results.of(f"tuning {part}").get(label, {})
+        found = self.results.of(f"tuning {part}").get("PerAda" if label == SAME_STEP else label, {})
         return max((float(lr) for lr in found), key=lambda lr: found[f"{lr:g}"], default=LRS[1])
 
     def tuning(self, case: str) -> Iterator[tuple[str, str, str, Callable[[], Any]]]:
         """A third of the rounds with every step size, first seed."""
         few = max(1, self.scale.rounds // 3)
         for label in methods(self.scale):
-            for lr in LRS:
+            for lr in LRS if label != SAME_STEP else ():
                 yield f"tuning {case}", label, f"{lr:g}", lambda label=label, lr=lr: self.validated(case, label, lr, few)  # type: ignore[misc]
 
     def validated(self, case: str, label: str, lr: float, rounds: int) -> float:
@@ -201,7 +203,7 @@ class Bench:
         options, scale = dict(change), self.scale
         method, model = methods(scale, self.lr("cifar", "PerAda"))["PerAda"]
         public = {name: options.pop(name) for name in ("public", "public_rows") if name in options}
-        more: dict[str, Any] = {"federation": federation(CASES["cifar"], scale, seed, **public)}
+        more: dict[str, Any] = {"federation": federation(CASES["cifar"], scale, seed, **public), "shift": ()}
         if init := options.pop("init", None):
             model = SMALL_ADAPTERS
             more["backbone"] = None if init == "random" else backbone(scale, self.folder, method=init)
