@@ -41,7 +41,7 @@ NOISES = (0.5, 1.0, 2.0)  # of DP-SGD, as a multiple of the clipping norm
 LRS = (0.01, 0.03, 0.1)
 CLIPPED_LRS = (0.03, 0.1, 0.3)  # for the comparison under noise, with and without it
 SAME_STEP = perada_page.SAME_STEP  # the pull of a step is lr lam: what KD does is seen at one step size
-UNDER_NOISE = ("PerAda", "PerAda without KD", "Ditto, full")
+UNDER_NOISE = ("PerAda", "Ditto, full")
 pools = {"cifar10": cache(images.cifar10), "cifar100": cache(images.cifar100), "pacs": cache(partial(images.pacs, 64))}
 
 
@@ -74,9 +74,10 @@ class Case:
     clients: int
     cohort: float
     share: float = 1.0  # of the scale's rows
+    lrs: tuple[float, ...] = LRS  # to choose from
 
 
-CASES = {"cifar": Case("cifar10", "dirichlet:0.1", 20, 0.4), "pacs": Case("pacs", "domain", 4, 1.0, share=0.5)}
+CASES = {"cifar": Case("cifar10", "dirichlet:0.1", 20, 0.4), "pacs": Case("pacs", "domain", 4, 1.0, share=0.5, lrs=LRS[1:])}
 
 
 def methods(scale: Scale, lr: float = LRS[0]) -> dict[str, tuple[ft.Algorithm, str]]:
@@ -176,7 +177,7 @@ class Bench:
         """A third of the rounds with every step size, first seed."""
         few = max(1, self.scale.rounds // 3)
         for label in methods(self.scale):
-            for lr in LRS if label != SAME_STEP else ():
+            for lr in CASES[case].lrs if label != SAME_STEP else ():
                 yield f"tuning {case}", label, f"{lr:g}", lambda label=label, lr=lr: self.validated(case, label, lr, few)  # type: ignore[misc]
 
     def validated(self, case: str, label: str, lr: float, rounds: int) -> float:
