@@ -34,7 +34,8 @@ test: on that union, mean over {shifts} (our own corruptions, not the files of C
 Shared: the shared model on the clients' own rows (FedAlt and FedSim: with adapters as at the start). Parameters are those of
 one client in one round, and of one message. Personal distance: of personal from shared predictions on public rows. Φ: the L1
 distance of the shared model's probabilities from the mean of the clients' on the last round's public rows (Theorem 1), of the
-mean of their models and of the model after distillation.
+mean of their models and of the model after distillation. Seconds a round depend on what else the machine does; they compare
+within a table at best, and the last section has them side by side.
 """
 TITLES = {
     "cifar": "CIFAR-10, Dirichlet 0.1, 20 clients, 40 % of them in a round",
@@ -74,7 +75,7 @@ def page(
         lines += [
             "## Ablations, CIFAR-10",
             "",
-            "One thing changed of PerAda; nothing was tuned again. Seconds are of a machine that had other work.",
+            "One thing changed of PerAda; nothing was tuned again.",
             "",
             *table(found),
             "",
