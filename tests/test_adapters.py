@@ -113,3 +113,10 @@ def test_as_many_as_there_are_blocks_is_all_of_them(name):
 def test_a_last_that_does_not_fit_is_refused(name, words):
     with pytest.raises(errors.InvalidArgument, match=re.escape(words)):
         models.build(name, (3, 16, 16), 3)
+
+
+@pytest.mark.parametrize("name", ["resnet8", "vit", "effnet-lite0"])
+def test_without_adapters_the_group_is_all_the_norms_and_the_head(name):
+    plain, with_them = (Task.from_module(models.build(f"{name}{more}", (3, 16, 16), 3)) for more in ("", ":adapters,all"))
+    assert plain.groups["adapter"]
+    assert set(plain.groups["adapter"]) == {n for n in with_them.groups["adapter"] if ".adapter" not in n}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -29,6 +29,10 @@ class Chain(nn.Module):
     def paths(self, *kinds: type[nn.Module]) -> tuple[str, ...]:
         """Where the modules of these kinds are."""
         return tuple(path for path, module in self.named_modules() if isinstance(module, kinds))
+
+    def with_adapters(self, has: Sequence[bool]) -> tuple[str, ...]:
+        """Those of ``inner`` that have adapters; all of them where none has, and the group ``adapter`` is norms and head."""
+        return tuple(path for path, own in zip(self.inner, has, strict=True) if own or not any(has))
 
     def train_only(self, part: str, last: int | None = None) -> None:
         """Freeze everything but a group (``all``: nothing), and whatever comes before the ``last`` so many of ``inner``."""

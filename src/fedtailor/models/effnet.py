@@ -127,7 +127,7 @@ class EffNet(Chain):
         self.pool, self.drop, self.fc = Mean(), nn.Dropout(dropout), nn.Linear(FEATURES, classes)
         self.inner = inner = tuple(f"layers.{i}" for i in range(len(made)))
         self.blocks = ("image", "conv_stem", "bn0", "act0", *inner, "conv_head", "bn1", "act1", "pool", "drop", "fc")
-        norms = [f"{at}.bn2" for at, own in zip(inner, has, strict=True) if own]
+        norms = [f"{at}.bn2" for at in self.with_adapters(has)]
         self.groups = {"adapter": (*self.paths(SeriesAdapter), *norms, "fc"), "head": ("fc",)}
 
 

@@ -86,7 +86,7 @@ class ResNet(Chain):
         self.fc = nn.Linear(inputs, classes)
         self.blocks = (*chain, "avgpool", "fc")
         self.inner = self.paths(BasicBlock)
-        norms = [f"{at}.{n}" for at, own in zip(self.inner, has, strict=True) if own for n in ("bn1", "bn2")]
+        norms = [f"{at}.{n}" for at in self.with_adapters(has) for n in ("bn1", "bn2")]
         self.groups = {"adapter": (*self.paths(SeriesAdapter), "bn1", *norms, "fc"), "head": ("fc",)}
 
 

@@ -103,7 +103,7 @@ class ViT(Chain):
         self.norm, self.first, self.head = nn.LayerNorm(dim), First(), nn.Linear(dim, classes)
         self.inner = tuple(f"layers.{i}" for i in range(len(has)))
         self.blocks = ("image", "embed", *self.inner, "norm", "first", "head")
-        norms = [f"{at}.norm{k}" for at, own in zip(self.inner, has, strict=True) if own for k in (1, 2)]
+        norms = [f"{at}.norm{k}" for at in self.with_adapters(has) for k in (1, 2)]
         self.groups = {"adapter": (*self.paths(Bottleneck), *norms, "norm", "head"), "head": ("head",)}
 
 
