@@ -565,3 +565,11 @@ def test_any_numbers_make_a_sound_page(data, kind, methods, clients, seeds):
 def test_what_makes_no_report_is_refused(results, words):
     with pytest.raises(ft.errors.FedtailorError, match=words):
         page(results)
+
+
+def test_columns_of_what_was_asked_for_are_there_only_where_it_was():
+    plain = list(columns("acc"))
+    assert list(columns("acc", [{"epsilon": None}, {"acc_shifted_test": 0.5}])) == [
+        *plain[:5], "acc_shifted_test", *plain[5:]
+    ]  # fmt: skip
+    assert "epsilon" in columns("mse", [{}, {"epsilon": 2.0}])

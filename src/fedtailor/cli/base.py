@@ -53,9 +53,13 @@ def show(rows: Any, cells: Sequence[dict[str, Any]], as_json: bool) -> None:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
+    numbers = {t for t in list(cells[0])[1:] if any(isinstance(r[t], (int, float)) or str(r[t])[:1].isdigit() for r in cells)}
+    words = len(numbers) + 1 < len(cells[0])  # where there is no other text to break, the names in front are
     for i, title in enumerate(cells[0]):
-        right = any(isinstance(row[title], (int, float)) or str(row[title])[:1].isdigit() for row in cells)
-        table.add_column(title, no_wrap=i == 0, justify="right" if right and i else "left")
+        if title in numbers:
+            table.add_column(title.replace(" ", "\n"), no_wrap=True, justify="right")
+        else:
+            table.add_column(title, no_wrap=words and i == 0, overflow="fold")
     for row in cells:
         table.add_row(*("-" if value is None else str(value) for value in row.values()))
     console().print(table)

@@ -44,7 +44,7 @@ def run(settings: RunSettings, out: Path | None, as_json: bool, save: Path | Non
     if as_json:
         typer.echo(json.dumps({**done.summary, "out": str(folder)}, indent=2))
         return
-    show([], [_cells(done.summary["settings"], done.summary, done.summary["epsilon"] is not None)], False)
+    show([], [_cells(done.summary["settings"], done.summary, [done.summary])], False)
     typer.echo(f"The run is in {folder}, the report in {page}.")
 
 
@@ -88,8 +88,7 @@ def compare(settings: CompareSettings, out: Path | None, as_json: bool, save: Pa
     if as_json:
         typer.echo(json.dumps({"best": best["best"], "methods": rows, "tuning": found.tuning, "out": str(folder)}, indent=2))
         return
-    private = any(row.get("epsilon") is not None for row in rows)
-    show([], [_cells(row["method"], row, private) for row in rows], False)
+    show([], [_cells(row["method"], row, rows) for row in rows], False)
     chosen = f"Best on validation: {best['best']}" if best["best"] else "There are no validation rows to choose a method on"
     typer.echo(f"{chosen}. The report is in {page}.")
 
@@ -162,11 +161,11 @@ class resumable:  # noqa: N801 (used like a function)
             raise typer.Exit(130) from None
 
 
-def _cells(label: str, summary: Mapping[str, Any], private: bool) -> dict[str, Any]:
+def _cells(label: str, summary: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     from fedtailor.metrics.client import score_name
     from fedtailor.report.page import cell, columns
 
-    shown = columns(score_name(summary["kind"]), private)
+    shown = columns(score_name(summary["kind"]), every)
     return {"method": label, **{title: cell(key, summary.get(key)) for key, title in shown.items()}}
 
 

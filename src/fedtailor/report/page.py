@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ MEANINGS = {
     "personal": "mean over clients of the personal model on the client's own test rows",
     "shared": "mean over clients of the shared model, with no local step, on the client's own test rows",
     "on all rows": "personal models on the union of the clients' test rows: how general they still are",
+    "on corrupted rows": "the same on corrupted pictures (--shift), mean over the corruptions",
     "benefit": "share of clients whose personal model is strictly better than the shared one",
     "worst 10%": "mean of the personal models over the worst tenth of the clients",
     "MB up, MB down": "megabytes sent by and to the clients in all rounds, as they are serialised",
@@ -65,16 +66,18 @@ def averaged(records: Sequence[Record]) -> dict[str, Any]:
     return out
 
 
-def columns(name: str, private: bool = False) -> dict[str, str]:
-    """Summary keys shown, and what they are called; the privacy spent where there is any."""
+def columns(name: str, summaries: Iterable[Mapping[str, Any]] = ()) -> dict[str, str]:
+    """Summary keys shown, and what they are called; corrupted rows and the privacy spent where one of the summaries has them."""
     long = "accuracy" if name == "acc" else "MSE"
+    maybe = {f"{name}_shifted_test": "on corrupted rows", "epsilon": "epsilon"}
+    had = {key for summary in summaries for key in maybe if number(summary.get(key)) is not None}
     return {
         f"{name}_personal": f"personal {long}",
         f"{name}_global": f"shared {long}",
         f"{name}_global_test": "on all rows",
         "share_benefit": "benefit",
         "worst_decile": "worst 10%",
-        **({"epsilon": "epsilon"} if private else {}),
+        **{key: title for key, title in maybe.items() if key in had},
         "bytes_up": "MB up",
         "bytes_down": "MB down",
         "trained_parameters": "trained",
@@ -126,8 +129,7 @@ def write(results: Results, path: str | os.PathLike[str], **options: Any) -> Pat
 
 # -- the parts, in the order of the page; each is empty where there is nothing to show -----------------------------------
 def _methods(evidence: Evidence) -> str:
-    private = any(number(r.summary.get("epsilon")) is not None for records in evidence.results.values() for r in records)
-    shown = columns(evidence.name, private)
+    shown = columns(evidence.name, (r.summary for records in evidence.results.values() for r in records))
     judged = f"val_{evidence.name}_personal"
     keys = {**({judged: "validation"} if evidence.validation else {}), **shown}
     rows = []
