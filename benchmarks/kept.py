@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,3 +31,10 @@ class Results:
         self.path.write_text(json.dumps(self.all, indent=1))
         print(f"{part}: {name}, {key} ({time.perf_counter() - began:.0f} s)", flush=True)
         return True
+
+    def sort(self, order: Iterable[tuple[str, str]]) -> None:
+        """Names of parts in the order given, whatever was done first; those that are not in it go."""
+        found, self.all = self.all, {}
+        for part, name in order:
+            if name in found.get(part, {}):
+                self.all.setdefault(part, {})[name] = found[part][name]

@@ -13,8 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -112,14 +113,17 @@ def federation(case: Case, scale: Scale, seed: int, public: str = "cifar100", pu
     return with_public(fed, f"{public}:{min(count, len(pools[public]().y))}", pools, seed=seed)
 
 
-_present: dict[str, Any] = {}
+held = ExitStack()
 
 
+@lru_cache(maxsize=1)
 def keep(case: str, seed: int) -> None:
-    """From here on hold what the frozen layers give for this seed's images, and let go of others': the next method needs it."""
-    if _present != {"case": case, "seed": seed}:
-        prefix._made = {}
-    _present.update(case=case, seed=seed)
+    """From here on hold what the frozen layers give for this seed's images, and let go of others': the next method needs it.
+
+    Called again for the same, it does nothing.
+    """
+    held.close()
+    held.enter_context(prefix.held())
 
 
 def backbone(scale: Scale, folder: Path, model: str = "resnet8", method: str = "pooled") -> Path:
@@ -309,6 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for piece in jobs(bench, part, given.seeds):
             if not results.do(*piece):
                 break
+    results.sort(piece[:2] for part in parts for piece in jobs(bench, part, 1))
     backbones = {path.stem: json.loads(path.with_suffix(".json").read_text()) for path in folder.glob("*.safetensors")}
     target = folder / "perada.md" if given.scale == "tiny" else Path(__file__).parents[1] / "docs" / "results" / "perada.md"
     target.write_text(perada_page.page(results, given.scale, bench.scale, CASES, backbones, SHIFTS, BATCH, LRS), encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -253,6 +254,22 @@ def test_the_frozen_layers_see_every_row_once_however_many_runs_there_are(monkey
     )
     shapes = seen.count(1)  # a run first looks at one row
     assert sum(seen) - shapes == sum(len(s.x) for s in (fed.train, fed.test, fed.val))
+
+
+def test_features_are_let_go_with_the_last_run_unless_they_are_held():
+    fed, task, seen = data(), Task.from_module(module()), []
+    rows = replace(task, prefix=task.prefix._replace(apply=lambda x: seen.append(len(x)) or task.prefix.apply(x)))
+
+    def passes() -> int:
+        seen.clear()
+        prefix.after_prefix(rows, fed)
+        return sum(n > 1 for n in seen)  # beside the one row that is looked at first
+
+    assert passes() == passes() > 0
+    with prefix.held():
+        assert passes() > 0
+        assert passes() == 0
+    assert passes() > 0
 
 
 def test_networks_that_freeze_the_same_share_what_is_computed_once():

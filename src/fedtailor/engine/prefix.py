@@ -8,7 +8,8 @@ forward pass of these layers; what it costs is the memory of their output.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
@@ -46,6 +47,17 @@ def after_prefix(task: Task, federation: Federation) -> tuple[Task, Federation, 
     inputs = features.train.x[:0].clone()
     rest = replace(prefix.rest, init=task.init, public=public, unscored=task.unscored, inputs=inputs, seed=task.seed)
     return rest, features, (told,)
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Within, outputs stay for the runs that follow; else they go with the last run that uses them."""
+    global _made
+    before, _made = _made, dict(_made)
+    try:
+        yield
+    finally:
+        _made = before
 
 
 def through(task: Task, x: Tensor) -> Tensor:
