@@ -193,6 +193,18 @@ def test_every_list_answers_in_one_json_document(what):
     assert all(row["name"] for row in rows)
 
 
+@pytest.mark.parametrize("what", ["algorithms", "models", "data"])
+def test_the_table_of_a_list_cuts_nothing(what):
+    shown = done("list", what).stdout
+    assert "…" not in shown
+    rows = answer("list", what)
+    assert [row.get("name") or row["method"] for row in rows] == [
+        line.split()[0] for line in shown.splitlines()[3:] if line[1:2].strip()
+    ]
+    words = set(shown.split())
+    assert all(set(str(value).split()) <= words for row in rows for value in row.values() if isinstance(value, str))
+
+
 def test_data_commands_answer_in_one_json_document(monkeypatch):
     assert answer("data", "list") == answer("list", "data")
     assert answer("data", "describe", "digits", "--clients", 5)

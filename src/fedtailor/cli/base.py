@@ -53,7 +53,7 @@ def show(rows: Any, cells: Sequence[dict[str, Any]], as_json: bool) -> None:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
-    numbers = {t for t in list(cells[0])[1:] if any(isinstance(r[t], (int, float)) or str(r[t])[:1].isdigit() for r in cells)}
+    numbers = {t for t in list(cells[0])[1:] if all(_counts(row[t]) for row in cells)}
     words = len(numbers) + 1 < len(cells[0])  # where there is no other text to break, the names in front are
     for i, title in enumerate(cells[0]):
         if title in numbers:
@@ -65,10 +65,15 @@ def show(rows: Any, cells: Sequence[dict[str, Any]], as_json: bool) -> None:
     console().print(table)
 
 
+def _counts(value: Any) -> bool:
+    """Whether a cell is a number, or stands for one that is not there."""
+    return value is None or str(value)[:1] in "-0123456789"
+
+
 def console() -> Any:
     from rich.console import Console
 
-    return Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    return Console(markup=False) if sys.stdout.isatty() else Console(markup=False, width=WIDTH)
 
 
 @contextmanager
@@ -83,7 +88,7 @@ def progress(total: int) -> Iterator[Any]:
     screen = Console(stderr=True)
     columns = ("{task.fields[label]}", "{task.fields[score]}", "{task.fields[traffic]}")
     bar = Progress(
-        TextColumn(columns[0]),
+        TextColumn(columns[0], markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("rounds"),
