@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import math
 import sys
@@ -75,6 +76,12 @@ def param(default: Any, **bounds: float) -> Any:
     return field(default=default, metadata=bounds)
 
 
+def words_of(f: dataclasses.Field[Any]) -> tuple[str, ...]:
+    """The words that a field of type ``Literal["one", "other"]`` may hold; none for other fields."""
+    kind = str(f.type).removeprefix("typing.")
+    return ast.literal_eval(f"({kind[8:-1]},)") if kind.startswith("Literal[") and kind.count("[") == 1 else ()
+
+
 _RULES = {
     "ge": (lambda v, b: v >= b, "at least"),
     "gt": (lambda v, b: v > b, "greater than"),
@@ -114,6 +121,8 @@ class Algorithm(ABC):
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
+            if (choice := words_of(f)) and value not in choice:
+                raise InvalidArgument(f"{type(self).__name__}: {f.name} must be one of {', '.join(choice)}, not {value!r}")
             if not f.metadata or (value is None and f.default is None) or isinstance(value, Schedule):
                 continue
             if f.name == "steps" and isinstance(value, str):

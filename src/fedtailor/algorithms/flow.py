@@ -47,7 +47,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -106,11 +106,6 @@ class Flow(Algorithm):
 
     def __post_init__(self):
         super().__post_init__()
-        for name, kind in get_type_hints(type(self)).items():
-            known = get_args(kind)
-            choice = name in ("variant", "routing", "order", "global_risk", "inference", "deploy", "deploy_rows")
-            if choice and getattr(self, name) not in known:
-                raise InvalidArgument(f"Flow: {name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
         if self.server_opt is not None and not isinstance(self.server_opt, ServerOptimizer):
             raise InvalidArgument(f"Flow: server_opt must be a method such as ft.FedYogi(server_lr=0.1), not {self.server_opt!r}")
         if self.server_opt is not None and self.server_lr != 1.0:

@@ -38,7 +38,7 @@ from fedtailor.data import rng
 from fedtailor.data.batches import Work, indices, permutations
 from fedtailor.errors import InvalidArgument
 from fedtailor.local import descend, prox
-from fedtailor.server.distill import SCHEDULES, TEACH, Teachers, distance, distill, gap, outputs, soft
+from fedtailor.server.distill import Teachers, distance, distill, gap, outputs, soft
 
 ALONE = {"lam": 0.0, "kd_steps": 0, "parts": None, "personal_lr": None, "personal_steps": None, "personal_epochs": None}
 
@@ -67,12 +67,6 @@ class PerAda(Algorithm):
         Limit(ALONE, "Local"),
         Limit({"kd_steps": 0, "parts": None}, "FedAvg", compares="shared"),
     )
-
-    def __post_init__(self):
-        super().__post_init__()
-        for name, known in (("teach", TEACH), ("kd_schedule", SCHEDULES)):
-            if getattr(self, name) not in known:
-                raise InvalidArgument(f"PerAda: {name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
 
     def work(self):
         train = super().work()

@@ -25,8 +25,6 @@ from fedtailor.server.reduce import Reduce, mean
 from fedtailor.task import Task
 
 Model = Mapping[str, Tensor]
-TEACH = ("logits", "probabilities")
-SCHEDULES = ("constant", "cosine")
 CHUNK = 128  # rows at once: convolutions on more are slower for each
 
 
