@@ -43,12 +43,20 @@ def test_pieces_are_done_once_and_the_step_size_is_that_of_validation(tmp_path):
     for _ in range(2):
         for part, name, key, _make in perada.jobs(perada.Bench(perada.SCALES["tiny"], tmp_path, results), "cifar", 1):
             assert results.do(part, name, key, lambda key=key: done.append(key) or float(key == "0.1"))
-    labels = perada.methods(perada.SCALES["tiny"])
+    labels = perada.methods(perada.SCALES["tiny"], "cifar")
     tuned = ["0.01", "0.03", "0.1"] * (len(labels) - 1)  # one takes another's step size
     assert sorted(done) == sorted([*tuned, *("0" for _ in labels)])  # each once: the file is read again
     bench = perada.Bench(perada.SCALES["tiny"], tmp_path, Results(tmp_path))
     assert all(bench.lr("cifar", label) == 0.1 for label in labels)
     assert not Results(tmp_path, minutes=-1).do("cifar", "PerAda", "7", lambda: 1.0)  # the time is over
+
+
+def test_results_are_in_the_order_of_the_pieces_whatever_was_done_first(tmp_path):
+    results = Results(tmp_path)
+    for name in ("b", "old", "a"):
+        results.do("x", name, "0", lambda: 1.0)
+    results.sort([("x", "a"), ("x", "b"), ("x", "c"), ("y", "a")])
+    assert {part: list(names) for part, names in results.all.items()} == {"x": ["a", "b"]}
 
 
 def test_what_is_said_of_noise_and_of_changes_is_by_the_numbers():
