@@ -9,6 +9,7 @@ import numpy as np
 
 import fedtailor as ft
 
+WANTED = 0.75
 ROUNDS = 4  # the first is not counted: workers start, layers are laid out
 # full network, with adapters
 NETWORKS = {
@@ -47,7 +48,20 @@ def table(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[str]:
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for label, mine in found.items():
         ditto, plain, kd = (float(np.median([m[key] for m in mine.values()])) for key in ("ditto", "perada", "perada_kd"))
-        first, second = (float(np.median([m[key] / m["ditto"] for m in mine.values()])) for key in ("perada", "perada_kd"))
+        first, second = ratio(mine, "perada"), ratio(mine, "perada_kd")
         cells = [label, str(len(mine)), f"{ditto:.2f}", f"{plain:.2f}", f"{first:.2f}", f"{kd:.2f}", f"{second:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def claims(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[tuple[str, bool, str]]:
+    """(claim, whether the median ratio holds it, the ratio) of each network."""
+    return [
+        (f"{label}: a round {how} KD takes at most {WANTED:g} of Ditto's", ratio(mine, key) <= WANTED, f"{ratio(mine, key):.2f}")
+        for how, key in (("without", "perada"), ("with", "perada_kd"))
+        for label, mine in found.items()
+    ]
+
+
+def ratio(mine: Mapping[str, Mapping[str, float]], key: str) -> float:
+    return float(np.median([m[key] / m["ditto"] for m in mine.values()]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import perada, perada_page
+from benchmarks import perada, perada_page, perada_speed
 from benchmarks.kept import Results
 
 
@@ -27,8 +27,6 @@ def test_claims_are_held_or_not_by_means_over_seeds():
     assert said["Local-test: PerAda within one point of the best rival"] == (False, "0.8100 against 0.8300 of FedAlt, adapters")
     assert said["Local-test: KD costs at most one point"] == (True, "0.8100 against 0.8200 without")
     assert said["PerAda's parameters sent are the fewest"] == (True, "10 against 12 at least")
-    assert said["A round of PerAda takes at most 0.75 of Ditto's with the full model"] == (False, "3.0 s against 2.0 s")
-    assert said["A round of PerAda without KD takes at most 0.75 of Ditto's with the full model"] == (True, "1.0 s against 2.0 s")
     assert perada_page.claims({"PerAda": FOUND["PerAda"]}) == []  # nothing to compare with yet
 
 
@@ -49,6 +47,12 @@ def test_pieces_are_done_once_and_the_step_size_is_that_of_validation(tmp_path):
     bench = perada.Bench(perada.SCALES["tiny"], tmp_path, Results(tmp_path))
     assert all(bench.lr("cifar", label) == 0.1 for label in labels)
     assert not Results(tmp_path, minutes=-1).do("cifar", "PerAda", "7", lambda: 1.0)  # the time is over
+
+
+def test_a_time_is_held_by_the_median_of_the_ratios():
+    times = [(1.0, 0.5, 3.0), (2.0, 1.2, 0.4), (4.0, 3.6, 3.6)]  # ratios 0.5, 0.6, 0.9 and 3, 0.2, 0.9
+    found = {"net": {str(i): {"ditto": d, "perada": p, "perada_kd": k} for i, (d, p, k) in enumerate(times)}}
+    assert [(held, how) for _, held, how in perada_speed.claims(found)] == [(True, "0.60"), (False, "0.90")]
 
 
 def test_results_are_in_the_order_of_the_pieces_whatever_was_done_first(tmp_path):
