@@ -70,8 +70,9 @@ def page(
     trained = "; ".join(f"{stem} {about['accuracy']:.3f}" for stem, about in sorted(backbones.items()))
     others = [
         f"A ResNet-8 was trained whole on {scale.backbone_rows:,} images of CIFAR-100 in {scale.backbone_epochs} epochs, or by "
-        f"FedAvg on the clients' own rows in {scale.rounds} rounds; then frozen but for its last block. Right of the rows held "
-        f"out: {trained}. Public images may be among those it was trained on."
+        f"FedAvg on the training rows of the first seed's clients in {scale.rounds} rounds (some of which are test rows "
+        f"of other seeds); then frozen but for its last block. Right of the rows held out: {trained}. Public images may be among "
+        f"those it was trained on."
     ]
     if found := results.of("ablations"):
         lines += [
