@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -166,8 +166,16 @@ def mean_of(found: Found, label: str, key: str) -> float:
 def above(found: Found, claim: str, key: str, *labels: str) -> list[Claim]:
     """The claim that ``key`` falls from label to label, of those that have been run; nothing if fewer than two have."""
     means = {label: mean_of(found, label, key) for label in labels if label in found}
-    held = all(a > b for a, b in pairwise(means.values()))
-    return [(claim, held, "; ".join(f"{label} {m:.4f}" for label, m in means.items()))] if len(means) > 1 else []
+    if len(means) < 2:
+        return []
+    shared = set.intersection(*(set(found[label]) for label in means))
+    times = sum(falls([found[label][seed][key] for label in means]) for seed in shared)
+    figures = "; ".join(f"{label} {m:.4f}" for label, m in means.items())
+    return [(claim, falls(means.values()), f"{figures}; in {times} of {len(shared)} seeds")]
+
+
+def falls(values: Iterable[float]) -> bool:
+    return all(a > b for a, b in pairwise(values))
 
 
 def noised(found: Found) -> list[Claim]:

@@ -66,6 +66,9 @@ def test_results_are_in_the_order_of_the_pieces_whatever_was_done_first(tmp_path
 def test_what_is_said_of_noise_and_of_changes_is_by_the_numbers():
     found = {"PerAda, noise 1": {"0": measured(0.6, 0.3, None)}, "Ditto, full, noise 1": {"0": measured(0.5, 0.4, None)}}
     assert [held for _, held, _ in perada_page.noised(found)] == [True, False]
+    found = {name: {**by_seed, "1": measured(0.6, 0.6, None)} for name, by_seed in found.items()}
+    words = "PerAda, noise 1 0.6000; Ditto, full, noise 1 0.5500; in 1 of 2 seeds"
+    assert perada_page.noised(found)[0] == ("Local-test, noise 1: PerAda above Ditto", True, words)
     assert perada_page.noised({"PerAda, noise 1": found["PerAda, noise 1"]}) == []
     names = list(perada.changes(perada.SCALES["small"]))
     found = {name: {"0": measured(0.5, 0.5 - 0.01 * i, 0.1)} for i, name in enumerate(names)}
