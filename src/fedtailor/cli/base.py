@@ -106,10 +106,10 @@ def progress(total: int) -> Iterator[Any]:
         for name, title in (("acc_personal", "accuracy"), ("mse_personal", "MSE")):
             if record.get(name) is not None:
                 fields["score"] = f"{title} {record[name]:.4f}"
-        if "label" in record:
-            fields["label"] = f"{record['label']} ({record['stage']})" if "stage" in record else record["label"]
+        label = record.get("label", "training")
+        fields["label"] = f"{label} ({record['stage']})" if "stage" in record else label
         bar.update(todo, advance=1, **fields)
 
     with bar:
-        todo = bar.add_task("", total=total, label="training", score="", traffic="")
+        todo = bar.add_task("", total=total, label="preparing", score="", traffic="")
         yield tell

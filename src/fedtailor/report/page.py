@@ -69,20 +69,22 @@ def averaged(records: Sequence[Record]) -> dict[str, Any]:
 def columns(name: str, summaries: Iterable[Mapping[str, Any]] = ()) -> dict[str, str]:
     """Summary keys shown, and what they are called; corrupted rows and the privacy spent where one of the summaries has them."""
     long = "accuracy" if name == "acc" else "MSE"
-    maybe = {f"{name}_shifted_test": "on corrupted rows", "epsilon": "epsilon"}
+    maybe = (f"{name}_shifted_test", "epsilon")
     had = {key for summary in summaries for key in maybe if number(summary.get(key)) is not None}
-    return {
+    every = {
         f"{name}_personal": f"personal {long}",
         f"{name}_global": f"shared {long}",
         f"{name}_global_test": "on all rows",
+        f"{name}_shifted_test": "on corrupted rows",
         "share_benefit": "benefit",
         "worst_decile": "worst 10%",
-        **{key: title for key, title in maybe.items() if key in had},
+        "epsilon": "epsilon",
         "bytes_up": "MB up",
         "bytes_down": "MB down",
         "trained_parameters": "trained",
         "seconds": "time (s)",
     }
+    return {key: title for key, title in every.items() if key not in maybe or key in had}
 
 
 def cell(key: str, value: Any, scale: float | None = None) -> str:
