@@ -2,35 +2,49 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+# requirements.lock holds the exact files for this kind of machine; any other gets the versions of constraints.txt
+LOCKED = $(shell $(PYTHON) -c "import platform, sys; print(sys.platform, platform.machine(), *sys.version_info[:2])")
 
-.PHONY: help demo test check check-all lint docs bench bench-methods bench-advice bench-theory bench-flow bench-perada clean
+.PHONY: help lock demo test check check-all lint docs bench bench-methods bench-advice bench-theory bench-flow bench-perada clean
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt requirements.lock
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+ifeq ($(LOCKED),linux x86_64 3 11)
+	$(PIP) --require-hashes --no-deps -r requirements.lock
+	$(PIP) -c constraints.txt torch
+	$(PIP) --no-deps --no-build-isolation -e .
+else
+	$(PIP) -c constraints.txt torch
+	$(PIP) -c constraints.txt -e '.[dev]'
+endif
 	@touch $(READY)
 
+lock: $(READY)  ## Write requirements.lock anew: the files that are installed, with their hashes
+	$(BIN)/python .ci/lock.py
+
 demo: $(READY)  ## Compare eight methods on scikit-learn's digits and write report.html
-	$(BIN)/python -m fedtailor.report.demo report.html
+	$(BIN)/python -m fedtailor.cli.demo report.html
 
 test: $(READY)  ## Run the fast tests
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 lint: $(READY)  ## Format check, lint, types, import directions
-	$(BIN)/ruff format --check src tests benchmarks
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks .ci
+	$(BIN)/ruff check src tests benchmarks .ci
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/lock.py --check
 
 check: lint test  ## What CI runs
 
 check-all: lint $(READY)  ## Every test, slow ones too
 	$(BIN)/python -m pytest -n 2
 
-docs: $(READY)  ## Run every method and write docs/methods.md
+docs: $(READY)  ## Write docs/summary.md, then run every method and write docs/methods.md
+	$(BIN)/python -m fedtailor.runs.summary docs/summary.md
 	$(BIN)/python -m fedtailor.advisor.table docs/methods.md
 
 bench: $(READY)  ## Speed and memory, as ratios to bare PyTorch in the same run

@@ -15,7 +15,6 @@ import torch
 import fedtailor as ft
 from fedtailor.advisor.look import pull
 from fedtailor.engine.setup import build_task
-from fedtailor.metrics.client import score_name
 from fedtailor.theory.heterogeneity import linear_task, measure, on_features
 
 ROUNDS, STEPS, FRESH = 40, 10, 500  # FRESH test rows per client
@@ -108,7 +107,7 @@ def judge(fed: ft.Federation, groups: int) -> dict[str, Any]:
         tried[f"FedCLUP {lam:.3g}"] = ft.FedCLUP(lam=float(lam), steps=STEPS, lr=1 / (most + lam))
     if groups > 1:
         tried["HypCluster"] = ft.HypCluster(k=groups, **work)
-    name = score_name(fed.kind)
+    name = fed.kind.score.name
 
     def score(algorithm: ft.Algorithm) -> float:
         return float(ft.run(algorithm, fed, rounds=ROUNDS, evaluate_every=0, engine="vectorized").summary[f"{name}_personal"])

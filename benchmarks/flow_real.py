@@ -14,10 +14,10 @@ import torch
 import fedtailor as ft
 from benchmarks import flow_map
 from fedtailor import models
-from fedtailor.data import images
-from fedtailor.data.pool import Pool, dealt
+from fedtailor.algorithms.flow import TABLE_4
+from fedtailor.data.pool import PooledData, dealt
+from fedtailor.data.readers import images
 from fedtailor.errors import FedtailorError
-from fedtailor.report.routes import TABLE_4
 from fedtailor.runs.history import Run
 
 EPOCHS = [1, 5]
@@ -56,7 +56,7 @@ class Set:
 
 
 @cache
-def features(rows: int, size: int = 96, kept: int = 128) -> Pool:
+def features(rows: int, size: int = 96, kept: int = 128) -> PooledData:
     """A random part of CIFAR-10 as EfficientNet-Lite0 (ImageNet weights) sees it, projected at random to fewer numbers."""
     pool = images.cifar10()
     chosen = np.sort(np.random.default_rng(0).permutation(len(pool.y))[:rows])

@@ -13,8 +13,8 @@ from torch import nn
 
 import fedtailor as ft
 from fedtailor.algorithms import METHODS, registry
-from fedtailor.data import images
 from fedtailor.data.pool import dealt
+from fedtailor.data.readers import images
 from fedtailor.report.page import write
 
 STEPS = 18  # of a client in a round, at most

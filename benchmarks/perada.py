@@ -27,9 +27,10 @@ import fedtailor as ft
 from benchmarks import perada_page, perada_speed
 from benchmarks.kept import Results
 from fedtailor import tree
-from fedtailor.data import images, rng
-from fedtailor.data.pool import Pool, dealt
-from fedtailor.data.public import with_public
+from fedtailor.data import rng
+from fedtailor.data.pool import PooledData, dealt
+from fedtailor.data.readers import images
+from fedtailor.data.readers.public import with_public
 from fedtailor.engine import prefix
 from fedtailor.engine.pretrain import pretrain
 
@@ -103,7 +104,7 @@ def methods(scale: Scale, case: str, lr: float = LRS[0]) -> dict[str, tuple[ft.A
 
 
 # -- data and backbones ------------------------------------------------------------------------------------------------------
-def some(pool: Pool, count: int, seed: int, skip: int = 0) -> Pool:
+def some(pool: PooledData, count: int, seed: int, skip: int = 0) -> PooledData:
     """A seeded sample of a pool, without its first ``skip``."""
     rows = np.sort(rng.generator(seed, "sample").permutation(len(pool.y))[skip : skip + count])
     owner, domain = (None if names is None else names[rows] for names in (pool.owner, pool.domain))
@@ -129,7 +130,7 @@ def keep(case: str, seed: int) -> None:
     Called again for the same, it does nothing.
     """
     held.close()
-    held.enter_context(prefix.held())
+    held.enter_context(prefix.keep_outputs())
 
 
 def backbone(scale: Scale, folder: Path, model: str = "resnet8", method: str = "pooled") -> Path:

@@ -11,7 +11,7 @@ from torch import nn
 from fedtailor.algorithms.base import Algorithm
 from fedtailor.data.federation import Federation
 from fedtailor.engine.base import Engine
-from fedtailor.engine.run import build_task, cohort_of, make_plan, round_of
+from fedtailor.engine.setup import build_task, cohort_of, make_plan
 from fedtailor.runs.store import Store
 
 
@@ -36,7 +36,7 @@ class Player:
 
     def __call__(self) -> None:
         ids = cohort_of(self.plan.federation, self.plan.algorithm, self.cohort, 0, self.number)
-        rnd = round_of(self.number, 10**6, self.plan, np.asarray(ids))
+        rnd = self.plan.round(self.number, 10**6, np.asarray(ids))
         upload = self.engine.round(self.shared, ids, rnd, self.store)
         self.shared, self.server = self.plan.algorithm.server_update(self.plan.task, self.shared, self.server, upload, rnd)
         self.number += 1

@@ -48,7 +48,7 @@ def measure(reader: str, path: str) -> tuple[float, float, float]:
         from fedtailor.data import tables  # brings torch, whose memory counts as ours
 
         start, work = time.perf_counter(), time.process_time()
-        tables.from_table(path, "client", "label", tables.Options())
+        tables.from_table(path, client="client", label="label")
     return time.perf_counter() - start, time.process_time() - work, peak_kilobytes() / 1024
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedtailor import Federation
+from fedtailor import Federation, Round
 from fedtailor.data import Batches
 
 
@@ -52,6 +53,12 @@ def numbered(sizes: Sequence[int], names: Sequence[str] | None = None, val: bool
         names=names,
         task="regression",
     )
+
+
+def the_round(**known: Any) -> Round:
+    """The first and only round of a federation of one client, but for what is said of it."""
+    first = {"number": 0, "rounds": 1, "clients": 1, "cohort": 1, "mass": 1.0, "seed": 0, "exchange": 0}
+    return Round(**{**first, "weights": torch.ones(1), "ranks": torch.zeros(1, dtype=torch.int64), **known})
 
 
 def batches(x: Tensor, y: Tensor, index: Sequence[Sequence[int]], first_key: int = 0) -> Batches:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import fedtailor as ft
-from fedtailor.config import CompareSettings, RunSettings, assignments, flags, join, read, value
+from fedtailor.config import CompareSettings, RunSettings, assignments, join, read, value
+from fedtailor.engine.options import Options
+from fedtailor.engine.options import names as flags
 from fedtailor.errors import InvalidArgument
+from tests.make import federation
 
 
 @pytest.mark.parametrize(
@@ -35,9 +40,9 @@ from fedtailor.errors import InvalidArgument
     ],
 )
 def test_a_word_is_read_as_toml_would_or_is_itself(text, expected):
-    found = value(text)
-    assert found == expected
-    assert type(found) is type(expected)
+    parsed = value(text)
+    assert parsed == expected
+    assert type(parsed) is type(expected)
 
 
 def test_a_number_with_thousands_of_digits_does_not_stop_the_command_line():
@@ -45,9 +50,9 @@ def test_a_number_with_thousands_of_digits_does_not_stop_the_command_line():
 
 
 def test_assignments_nest_by_the_last_dot_and_forgive_dashes():
-    given = ["lr=0.1", "server-lr = 2", "fedprox-personal.lam=0.5", "fedprox-personal.final-steps=3", "lr=0.2"]
+    pairs = ["lr=0.1", "server-lr = 2", "fedprox-personal.lam=0.5", "fedprox-personal.final-steps=3", "lr=0.2"]
     expected = {"lr": 0.2, "server_lr": 2, "fedprox-personal": {"lam": 0.5, "final_steps": 3}}
-    assert assignments(given, "--set") == expected
+    assert assignments(pairs, "--set") == expected
 
 
 @pytest.mark.parametrize("pair", ["lam", "=1", " =1", "", ".lam=1", "fedclup.=1", "."])
@@ -95,7 +100,7 @@ def test_wrong_settings_are_refused_in_one_short_line(values, says):
     with pytest.raises(InvalidArgument, match=says) as caught:
         RunSettings.of(values)
     assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 600
+    assert len(str(caught.value)) < 700  # all settings by name
 
 
 def test_a_refusal_says_where_the_settings_came_from():
@@ -104,7 +109,7 @@ def test_a_refusal_says_where_the_settings_came_from():
 
 
 def test_settings_written_to_a_file_read_back_equal():
-    given = {
+    values = {
         "data": "digits",
         "clients": 7,
         "partition": "dirichlet:0.3",
@@ -117,7 +122,7 @@ def test_settings_written_to_a_file_read_back_equal():
         "method": "ditto",
         "set": {"lr": {"kind": "cosine", "start": 0.3, "rounds": 10}, "lam": 0.5},
     }
-    settings = RunSettings.of(given)
+    settings = RunSettings.of(values)
     assert RunSettings.of(tomllib.loads(settings.toml())) == settings
     both = CompareSettings.of({"data": "digits", "tune": True, "grid": {"lr": [0.1, 0.3]}, "methods": ["local"], "seeds": 3})
     assert CompareSettings.of(tomllib.loads(both.toml())) == both
@@ -130,32 +135,60 @@ def test_the_settings_of_a_method_make_the_method():
 
 def test_in_a_comparison_settings_of_one_method_under_two_spellings_are_joined():
     methods = ["fedclup"]
-    found = CompareSettings.of({"data": "d", "methods": methods, "set": {"fedclup": {"lam": 0.2}, "FedCLUP": {"lr": 0.3}}})
-    assert found.algorithms() == {"FedCLUP": ft.FedCLUP(lam=0.2, lr=0.3)}
+    settings = CompareSettings.of({"data": "d", "methods": methods, "set": {"fedclup": {"lam": 0.2}, "FedCLUP": {"lr": 0.3}}})
+    assert settings.algorithms() == {"FedCLUP": ft.FedCLUP(lam=0.2, lr=0.3)}
 
 
 def test_in_a_comparison_a_methods_own_setting_wins_over_the_common_one():
-    found = CompareSettings.of({"data": "d", "methods": ["fedavg", "ditto"], "set": {"lr": 0.5, "ditto": {"lr": 0.1, "lam": 2}}})
-    assert found.algorithms() == {"FedAvg": ft.FedAvg(lr=0.5), "Ditto": ft.Ditto(lr=0.1, lam=2)}
+    settings = CompareSettings.of(
+        {"data": "d", "methods": ["fedavg", "ditto"], "set": {"lr": 0.5, "ditto": {"lr": 0.1, "lam": 2}}}
+    )
+    assert settings.algorithms() == {"FedAvg": ft.FedAvg(lr=0.5), "Ditto": ft.Ditto(lr=0.1, lam=2)}
 
 
 def test_a_schedule_for_all_methods_is_not_taken_for_a_method():
     schedule = {"kind": "cosine", "start": 0.3, "rounds": 10}
-    found = CompareSettings.of({"data": "d", "methods": ["fedavg", "local"], "set": {"lr": schedule}})
-    assert found.algorithms()["Local"].lr == ft.Cosine(0.3, 10)
+    settings = CompareSettings.of({"data": "d", "methods": ["fedavg", "local"], "set": {"lr": schedule}})
+    assert settings.algorithms()["Local"].lr == ft.Cosine(0.3, 10)
 
 
 def test_a_cohort_above_one_is_a_number_of_clients():
-    assert RunSettings.of({"data": "d", "cohort": 5.0}).options()["cohort"] == 5
-    assert isinstance(RunSettings.of({"data": "d", "cohort": 5}).options()["cohort"], int)
-    assert RunSettings.of({"data": "d", "cohort": 1}).options()["cohort"] == 1.0
-    assert RunSettings.of({"data": "d", "cohort": 2.5}).options()["cohort"] == 2.5  # left to run, which refuses it
+    assert RunSettings.of({"data": "d", "cohort": 5.0}).options().cohort == 5
+    assert isinstance(RunSettings.of({"data": "d", "cohort": "5"}).options().cohort, int)
+    assert RunSettings.of({"data": "d", "cohort": "1.0"}).options().cohort == 1.0
+    assert RunSettings.of({"data": "d", "cohort": "1 client"}).options().size(7) == 1
+    assert RunSettings.of({"data": "d", "cohort": 1, "format": 1}).options().cohort == 1.0  # as an earlier version wrote it
+    with pytest.raises(InvalidArgument, match="number of clients from 2 on"):
+        RunSettings.of({"data": "d", "cohort": 2.5})
+
+
+@pytest.mark.parametrize("bare", [1, "1", np.int64(1)])
+def test_a_bare_one_is_refused_as_a_cohort_with_both_spellings(bare):
+    with pytest.raises(InvalidArgument, match=r"write 1\.0 for all clients, '1 client' for one"):
+        ft.run(ft.FedAvg(), federation([4, 5]), cohort=bare)
+
+
+def test_one_client_in_words_is_a_round_of_one_client():
+    assert ft.run(ft.FedAvg(), federation([4, 5, 6]), cohort="1 client", rounds=2).history[0]["cohort"] == 1
+
+
+def test_every_option_of_a_run_is_a_keyword_a_flag_and_a_line_of_the_help():
+    shown = inspect.signature(ft.run).parameters
+    for name, field in Options.model_fields.items():
+        assert name in shown
+        assert name in flags(RunSettings)
+        assert f"{name}: {field.description}" in ft.run.__doc__
+
+
+def test_a_misspelt_option_is_a_type_error_that_names_the_right_one():
+    with pytest.raises(TypeError, match="unknown setting 'batchsize'; did you mean 'batch_size'"):
+        ft.run(ft.FedAvg(), federation([4, 5]), batchsize=3)
 
 
 def test_no_batch_size_is_the_flags_default_in_a_file_and_pythons_in_a_run_directory():
-    assert RunSettings.of({"data": "d"}).options()["batch_size"] == 32
-    assert RunSettings.of({"data": "d", "format": 1}).options()["batch_size"] is None
-    assert RunSettings.of({"data": "d", "format": 1, "batch_size": 8}).options()["batch_size"] == 8
+    assert RunSettings.of({"data": "d"}).options().batch_size == 32
+    assert RunSettings.of({"data": "d", "format": 1}).options().batch_size is None
+    assert RunSettings.of({"data": "d", "format": 1, "batch_size": 8}).options().batch_size == 8
 
 
 def test_a_name_too_long_for_a_file_is_refused():
@@ -200,3 +233,9 @@ def test_every_setting_has_a_flag_with_help():
     for kind in (RunSettings, CompareSettings):
         assert len(set(flags(kind))) == len(kind.model_fields)
         assert all(field.description for field in kind.model_fields.values())
+
+
+def test_a_method_that_is_named_twice_is_refused():
+    for twice in (["local", "local"], ["fedavg", "local", "FedAvg"]):
+        with pytest.raises(InvalidArgument, match="given twice"):
+            CompareSettings.of({"data": "digits", "methods": twice}).algorithms()

@@ -212,9 +212,9 @@ def test_pick_and_drop_part_a_model_in_two(model, names):
 @quick
 @given(MODELS)
 def test_trainable_is_all_but_the_buffers(model):
-    kept = tree.trainable(model)
-    assert list(kept) == [k for k in model if not k.startswith("buffer:")]
-    assert all(kept[k] is model[k] for k in kept)
+    parameters = tree.trainable(model)
+    assert list(parameters) == [k for k in model if not k.startswith("buffer:")]
+    assert all(parameters[k] is model[k] for k in parameters)
 
 
 @pytest.mark.parametrize(

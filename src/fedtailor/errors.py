@@ -1,4 +1,4 @@
-"""Everything fedtailor refuses, by name. Each message says what is wrong and what to do about it."""
+"""The exceptions of fedtailor. Each message says what is wrong and what to do about it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ class InvalidArgument(FedtailorError, ValueError):
     """An argument is outside its range or of the wrong kind."""
 
 
+class UnknownSetting(InvalidArgument, TypeError):
+    """There is no setting (or keyword argument) of this name; the message has the one that was probably meant."""
+
+
 class InvalidData(FedtailorError, ValueError):
     """A client's arrays cannot be used; the message names the client."""
 
@@ -23,20 +27,29 @@ class ModelMismatch(FedtailorError, ValueError):
 
 
 class Diverged(FedtailorError, ArithmeticError):
-    """Training produced a number that is not finite."""
+    """Training produced a number that is not finite, or a loss that is absurd (``engine.divergence``)."""
 
-    def __init__(self, round: int, clients: Sequence[str], what: str) -> None:
+    def __init__(
+        self, round: int, clients: Sequence[str], quantity: str, lr: float | None = None, fault: str = "is not finite"
+    ) -> None:
+        self.brief = f"diverged in round {round}" + ("" if lr is None else f", lr = {lr:g}")
         shown = ", ".join(clients[:5]) + (f" and {len(clients) - 5} more" if len(clients) > 5 else "")
         super().__init__(
-            f"training diverged in round {round}: {what} of {'client' if len(clients) == 1 else 'clients'} {shown} "
-            "is not finite; use a smaller lr (or server_lr), or standardise the features"
+            f"training {self.brief}: {quantity} of {'client' if len(clients) == 1 else 'clients'} {shown} "
+            f"{fault}; use a smaller lr (or server_lr), or standardise the features"
         )
         self.round = round
         self.clients = list(clients)
-        self._what = what
+        self.lr = lr
+        self._details = quantity, fault
 
-    def __reduce__(self) -> tuple[type[Diverged], tuple[int, list[str], str]]:
-        return type(self), (self.round, self.clients, self._what)  # it may come home from a worker process
+    def __reduce__(self) -> tuple[type[Diverged], tuple[int, list[str], str, float | None, str]]:
+        quantity, fault = self._details
+        return type(self), (self.round, self.clients, quantity, self.lr, fault)  # it may be sent from a worker process
+
+
+class NothingMeasured(FedtailorError, RuntimeError):
+    """No method of a comparison could be measured; the message says why, method by method."""
 
 
 class CannotWrite(FedtailorError, OSError):
@@ -48,7 +61,19 @@ class BadRun(FedtailorError, ValueError):
 
 
 class WorkerDied(FedtailorError, RuntimeError):
-    """A worker process ended without an answer (most often: killed for lack of memory)."""
+    """A worker process ended without a result (most often: killed for lack of memory)."""
+
+
+class WorkerStuck(FedtailorError, RuntimeError):
+    """A worker process is there but does nothing (most often: it was stopped by a signal)."""
+
+
+class TooFewSites(FedtailorError, RuntimeError):
+    """Too few sites answered to go on; what was done so far is kept."""
+
+
+class SiteRefused(FedtailorError, ConnectionError):
+    """A site and a server did not accept each other; the message says why."""
 
 
 class LawBroken(FedtailorError, AssertionError):
@@ -56,7 +81,7 @@ class LawBroken(FedtailorError, AssertionError):
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
-    """A hint: the name that was probably meant, or all there are."""
+    """Return a hint: the name that was probably meant, or all there are."""
     names = list(known)
     near = difflib.get_close_matches(name, names, 1)
     return f"did you mean {near[0]!r}?" if near else f"{otherwise} {', '.join(names)}"

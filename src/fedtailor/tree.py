@@ -1,4 +1,4 @@
-"""Trees: nested dicts of tensors, and the few operations everything else is written in.
+"""Trees: nested dicts of tensors, and the few operations that everything else is built on.
 
 A *model* is the flat case, name -> tensor. Names that start with ``buffer:`` are statistics that travel and are
 averaged with the model but are not trained (batch norm's running mean and variance).
@@ -32,7 +32,7 @@ def map(fn: Callable[..., Any], *trees: Any) -> Any:
 
 
 def items(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves with their paths, ``a/b/c``, in insertion order."""
+    """Yield (path, leaf) for every leaf, with paths such as ``a/b/c``, in insertion order."""
     if not isinstance(tree, Mapping):
         yield path, tree
         return
@@ -47,7 +47,7 @@ def leaves(tree: Any) -> list[Any]:
 
 
 def refill(tree: Any, values: Iterator[Any]) -> Any:
-    """The same keys, with the leaves taken from ``values`` in order."""
+    """Return a tree with the same keys, and its leaves taken from ``values`` in order."""
     return map(lambda _: next(values), tree)
 
 
@@ -56,12 +56,12 @@ def is_buffer(path: str) -> bool:
 
 
 def trainable(model: Tree) -> dict[str, Tensor]:
-    """A flat model without its buffers."""
+    """Return a flat model without its buffers."""
     return {name: value for name, value in model.items() if not name.startswith(BUFFER)}
 
 
 def add(a: Any, b: Any, scale: float | Tensor = 1.0) -> Any:
-    """a + scale * b"""
+    """Return a + scale * b."""
     if isinstance(scale, (int, float)) and scale == 1.0:
         return map(torch.add, a, b)
     return map(lambda x, y: x + scale * y, a, b)
@@ -76,7 +76,7 @@ def scale(a: Any, factor: float | Tensor) -> Any:
 
 
 def scale_trainable(tree: Any, factor: float | Tensor) -> Any:
-    """``factor`` times the parameters; buffers as they are."""
+    """Multiply the parameters by ``factor``; buffers stay as they are."""
     return {
         key: value if key.startswith(BUFFER) else scale_trainable(value, factor) if isinstance(value, Mapping) else value * factor
         for key, value in tree.items()
@@ -84,12 +84,12 @@ def scale_trainable(tree: Any, factor: float | Tensor) -> Any:
 
 
 def move(model: Any, delta: Any, lr: float | Tensor) -> Any:
-    """model + lr * delta; buffers move all the way (a variance must not be extrapolated)."""
+    """Return model + lr * delta; buffers move all the way (a variance must not be extrapolated)."""
     return add(model, delta if isinstance(lr, (int, float)) and lr == 1.0 else scale_trainable(delta, lr))
 
 
 def mix(a: Any, b: Any, t: float | Tensor) -> Any:
-    """(1 - t) a + t b"""
+    """Return (1 - t) a + t b."""
     return map(lambda x, y: (1 - t) * x + t * y, a, b)
 
 
@@ -106,12 +106,12 @@ def where(condition: Tensor, a: Any, b: Any) -> Any:
 
 
 def dot(a: Any, b: Any) -> Tensor:
-    """Inner product over all leaves."""
+    """Return the inner product over all leaves."""
     return sum(leaves(map(lambda x, y: (x * y).sum(), a, b)), torch.zeros(()))
 
 
 def dist2(a: Any, b: Any) -> Tensor:
-    """Squared Euclidean distance over all leaves."""
+    """Return the squared Euclidean distance over all leaves."""
     return sum(leaves(map(lambda x, y: ((x - y) ** 2).sum(), a, b)), torch.zeros(()))
 
 
@@ -124,18 +124,18 @@ def drop(model: Tree, names: Collection[str]) -> dict[str, Any]:
 
 
 def size(tree: Any) -> int:
-    """How many numbers a tree holds."""
+    """Return how many numbers a tree holds."""
     return sum(leaf.numel() for leaf in leaves(tree))
 
 
 def shapes(tree: Any) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """What must stay the same from round to round."""
+    """Return the shape and type of every leaf, which must stay the same from round to round."""
     return {path: (tuple(leaf.shape), leaf.dtype) for path, leaf in items(tree)}
 
 
 def pack(tree: Any) -> bytes:
-    """A tree as bytes: safetensors, never pickle. This is what travels and what is stored."""
-    # numbered, because two paths may read alike; cloned, because two leaves may be one tensor
+    """Return a tree as bytes: safetensors, never pickle. This is what is sent and stored."""
+    # numbered, because two paths may be equal as text; cloned, because two leaves may be one tensor
     owned = (leaf.detach().cpu().clone(memory_format=torch.contiguous_format) for leaf in leaves(tree))
     flat = {str(i): leaf for i, leaf in enumerate(owned)}
     numbers = iter(range(len(flat)))
@@ -143,7 +143,7 @@ def pack(tree: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """The tree that ``pack`` wrote, key order and empty branches included."""
+    """Return the tree that ``pack`` wrote, with its key order and empty branches."""
     flat = _load(data)
     head = int.from_bytes(data[:8], "little")
     keys = json.loads(json.loads(data[8 : 8 + head])["__metadata__"]["keys"])

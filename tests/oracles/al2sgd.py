@@ -11,6 +11,10 @@ probability behind `refresh` and enters the step sizes alone.
 import math
 
 import numpy as np
+import pytest
+
+import fedtailor as ft
+from tests.oracles.harness import Case, Setting
 
 
 def estimator(grad_full, x, w, coin, p, lam, grad_sample=None):
@@ -60,3 +64,39 @@ def theory(n, mu, L, lam, p, rho):
     theta1 = min(0.5, math.sqrt(eta * mu_F * max(0.5, theta2 / rho)))
     gamma = 1.0 / max(2.0 * mu_F, 4.0 * theta1 / eta)
     return {"eta": eta, "theta1": theta1, "theta2": theta2, "gamma": gamma, "beta": 1.0 - gamma * mu_F}
+
+
+PROBLEM = {"lam": 0.6, "p": 0.4, "rho": 0.5}
+METHOD = ft.AL2SGD(**PROBLEM, mu=0.1, smoothness=3.0)
+STEPS = theory(4, 0.1, 3.0, **PROBLEM)
+
+
+def told(trial):
+    """The theory's steps, and the package's coins."""
+    draws = {
+        name: [trial.round(t).uniform(purpose, t) < share for t in range(trial.case.rounds)]
+        for name, purpose, share in (("coins", "AL2SGD coin", 0.4), ("refresh", "AL2SGD refresh", 0.5))
+    }
+    assert all(len(set(drawn)) == 2 for drawn in draws.values())
+    return {**PROBLEM, **STEPS, **{name: drawn.__getitem__ for name, drawn in draws.items()}}
+
+
+CASES = (Case(METHOD, told, settings=(Setting(None, 4),), rounds=12, learned=1e-3, shared=lambda shared: shared["y"]),)
+
+
+def test_the_steps_are_those_of_the_theory():
+    names = ("eta", "theta1", "theta2", "gamma", "beta")
+    assert METHOD.constants(4) == pytest.approx((*(STEPS[name] for name in names), 0.4, 0.5))
+
+
+def test_the_estimator_has_the_gradient_as_its_mean():
+    draw = np.random.default_rng(0)
+    x, w = draw.normal(size=(2, 4, 3))
+    hessians = [np.diag(draw.uniform(1, 2, 3)) for _ in range(4)]
+
+    def rows(points):
+        return np.stack([h @ v for h, v in zip(hessians, points, strict=True)])
+
+    p, lam = 0.3, 0.7
+    mean = p * estimator(rows, x, w, True, p, lam) + (1 - p) * estimator(rows, x, w, False, p, lam)
+    assert np.allclose(mean, (rows(x) + lam * (x - x.mean(0))) / 4, atol=1e-14)

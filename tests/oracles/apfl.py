@@ -9,6 +9,9 @@ A client predicts with its mixture taken against the newest shared model.
 
 import numpy as np
 
+import fedtailor as ft
+from tests.oracles.harness import Case
+
 
 def run(grad, clients, start, *, rounds, batches, cohorts, weights, lr, alpha, adaptive, alpha_lr):
     shared = np.array(start, dtype=float)
@@ -39,3 +42,11 @@ def run(grad, clients, start, *, rounds, batches, cohorts, weights, lr, alpha, a
             personal.append(shared.copy() if v is None else a * v + (1.0 - a) * shared)
         history.append({"shared": shared.copy(), "personal": personal})
     return history
+
+
+FIXED = {"lr": 0.2, "alpha": 0.4, "adaptive": False}
+ADAPTIVE = {"lr": 0.2, "alpha": 0.4, "adaptive": True, "alpha_lr": 0.5}
+CASES = (
+    Case(ft.APFL(**FIXED, steps=3), {**FIXED, "alpha_lr": 0.0}),
+    Case(ft.APFL(**ADAPTIVE, steps=3), ADAPTIVE, "adaptive"),
+)

@@ -6,6 +6,9 @@ is uploaded, and proximal steps of the kept v_i towards that same received w (no
 
 import numpy as np
 
+import fedtailor as ft
+from tests.oracles.harness import linear_cases
+
 
 def run(grad, clients, start, *, rounds, batches, cohorts, weights, lr, server_lr, lam, personal_lr):
     shared = np.array(start, dtype=float)
@@ -29,3 +32,7 @@ def run(grad, clients, start, *, rounds, batches, cohorts, weights, lr, server_l
         shared = shared + server_lr * move
         history.append({"shared": shared.copy(), "personal": [(shared if v is None else v).copy() for v in own]})
     return history
+
+
+TOLD = {"lr": 0.15, "server_lr": 0.8, "lam": 0.4, "personal_lr": 0.2}
+CASES = linear_cases(ft.Ditto(**TOLD, personal_steps=5), TOLD)

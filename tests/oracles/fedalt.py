@@ -7,6 +7,9 @@ u_i. FedRep is the same round with many head steps (v) before few body steps (u)
 
 import numpy as np
 
+import fedtailor as ft
+from tests.oracles.harness import SPLIT, Case
+
 
 def run(grad, clients, start, *, rounds, batches, cohorts, weights, shared_at, personal_at, lr, personal_lr):
     start = np.array(start, dtype=float)
@@ -37,3 +40,7 @@ def _join(u, v, shared_at, personal_at):
     w[shared_at] = u
     w[personal_at] = v
     return w
+
+
+TOLD = {"lr": 0.2, "personal_lr": 0.3}
+CASES = (Case(ft.FedAlt(**TOLD, personal="bias", steps=3, personal_steps=4), {**TOLD, **SPLIT}),)

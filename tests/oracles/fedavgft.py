@@ -6,6 +6,9 @@ of the newest shared model and runs plain SGD on it; that copy is dropped before
 
 import numpy as np
 
+import fedtailor as ft
+from tests.oracles.harness import linear_cases
+
 
 def run(grad, clients, start, *, rounds, batches, cohorts, weights, lr, server_lr):
     shared = np.array(start, dtype=float)
@@ -29,3 +32,7 @@ def _sgd(grad, data, begin, steps, lr):
     for idx in steps:
         w = w - lr * grad(w, X[idx], y[idx])
     return w
+
+
+TOLD = {"lr": 0.15, "server_lr": 0.8}
+CASES = linear_cases(ft.FedAvgFT(**TOLD, finetune_steps=3), TOLD)

@@ -9,6 +9,9 @@ the cohort's mean of the u_i. The paper's mean is plain; here it carries `weight
 
 import numpy as np
 
+import fedtailor as ft
+from tests.oracles.harness import SPLIT, Case
+
 
 def run(
     grad,
@@ -54,3 +57,7 @@ def _join(u, v, shared_at, personal_at):
     w[shared_at] = u
     w[personal_at] = v
     return w
+
+
+TOLD = {"lr": 0.2, "personal_lr": 0.3, "server_lr": 0.8, "personal_server_lr": 0.6}
+CASES = (Case(ft.FedAvgP(**TOLD, personal=["bias"], steps=3), {**TOLD, **SPLIT}),)

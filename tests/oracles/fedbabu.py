@@ -8,6 +8,9 @@ client, sampled or not, takes plain SGD steps on all coordinates from the newest
 
 import numpy as np
 
+import fedtailor as ft
+from tests.oracles.harness import SPLIT, Case
+
 
 def run(grad, clients, start, *, rounds, batches, cohorts, weights, shared_at, personal_at, lr):
     model = np.array(start, dtype=float)  # its personal_at coordinates are never written
@@ -31,3 +34,6 @@ def run(grad, clients, start, *, rounds, batches, cohorts, weights, shared_at, p
             tuned.append(w)
         history.append({"shared": mean.copy(), "personal": tuned})
     return history
+
+
+CASES = (Case(ft.FedBABU(lr=0.2, personal="bias", steps=3, finetune_steps=4), {"lr": 0.2, **SPLIT}),)

@@ -1,18 +1,15 @@
-"""FedBN: Li et al. (2021), and the networks it needs, forward and backward by hand.
+"""FedBN: Li et al. (2021), on the networks of networks.py.
 
 Batch-norm layers, affine parameters and running statistics alike, belong to the client; all other parameters are
 received, trained together with them in one descent, and averaged. A client's norms start where the model starts.
-
-A model is a dict of arrays under torch's names, running statistics behind "buffer:". Its layers are affine maps and
-batch norms in the order of the names, with a ReLU before every affine map but the first; the risk is the mean
-cross-entropy. Batch norm as in torch: it normalises with the biased variance of the batch and moves the running
-variance by the unbiased one. Torch refuses to train on one row; here, as in the package, such a row is normalised
-with the running statistics, which it leaves alone.
 """
 
 import numpy as np
 
-MOMENTUM, EPS = 0.1, 1e-5
+import fedtailor as ft
+from tests.oracles import harness
+from tests.oracles.harness import NETWORKS, STEPS_AND_EPOCHS, Case, close, gap
+from tests.oracles.networks import is_norm, owner, paths
 
 
 def run(grad, clients, start, *, rounds, batches, cohorts, weights, lr):
@@ -42,80 +39,20 @@ def _join(start, shared, norms):
     return {name: norms[name] if name in norms else shared[name] for name in start}
 
 
-def owner(name):
-    """The path of the layer that a parameter or statistic stands in."""
-    return name.removeprefix("buffer:").rpartition(".")[0]
+CASES = (Case(ft.FedBN(lr=0.3), {"lr": 0.3}, settings=STEPS_AND_EPOCHS, problem=NETWORKS["normed"], rounds=6),)
 
 
-def paths(model):
-    return list(dict.fromkeys(owner(name) for name in model))
+def agree(trial, seen, entry):
+    """And what a client keeps is its norms."""
+    harness.agree(trial, seen, entry)
+    for i, theirs in enumerate(entry["personal"]):
+        if seen.store.born[i]:
+            norms = {name: value for name, value in theirs.items() if name not in entry["shared"]}
+            close(seen.kept(i)["model"], norms, trial, f"what client {i} keeps", seen)
 
 
-def is_norm(model, path):
-    return f"buffer:{path}.running_mean" in model
-
-
-def predict(model, X):
-    """Logits with the running statistics."""
-    return _forward(model, X, training=False)[0]
-
-
-def risk(model, X, y):
-    """Mean cross-entropy of the training pass."""
-    logits = _forward(model, X, training=True)[0]
-    shifted = logits - logits.max(1, keepdims=True)
-    return float(np.mean(np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(y)), y]))
-
-
-def gradient(model, X, y):
-    """Of ``risk``, by parameter; and the running statistics after the pass, on which the risk does not depend."""
-    logits, tape, statistics = _forward(model, X, training=True)
-    d = np.exp(logits - logits.max(1, keepdims=True))
-    d /= d.sum(1, keepdims=True)
-    d[np.arange(len(y)), y] -= 1.0
-    d /= len(y)
-    found = {}
-    for k, (path, seen, scale) in reversed(list(enumerate(tape))):
-        weight, bias = _names(path)
-        found[bias] = d.sum(0)
-        if is_norm(model, path):
-            found[weight] = (d * seen).sum(0)
-            d = d * model[weight]
-            if len(X) > 1:  # mean and deviation depend on the batch: what moves along with them is taken out
-                d = d - d.mean(0) - seen * (d * seen).mean(0)
-            d = d * scale
-        else:
-            found[weight] = d.T @ seen
-            d = d @ model[weight]
-            if k:
-                d = d * (seen > 0)
-    return found, statistics
-
-
-def _forward(model, X, training):
-    """Logits; per layer (path, what its weight multiplied, one over the deviation); statistics after the pass."""
-    h, tape = np.asarray(X, dtype=float), []
-    statistics = {name: value for name, value in model.items() if name.startswith("buffer:")}
-    for k, path in enumerate(paths(model)):
-        weight, bias = (model[name] for name in _names(path))
-        scale = None
-        if is_norm(model, path):
-            mean, variance = (model[f"buffer:{path}.running_{what}"] for what in ("mean", "var"))
-            if training and len(h) > 1:
-                old_mean, old_variance = mean, variance
-                mean, variance = h.mean(0), h.var(0)
-                unbiased = variance * len(h) / (len(h) - 1)
-                statistics[f"buffer:{path}.running_mean"] = (1.0 - MOMENTUM) * old_mean + MOMENTUM * mean
-                statistics[f"buffer:{path}.running_var"] = (1.0 - MOMENTUM) * old_variance + MOMENTUM * unbiased
-            scale = 1.0 / np.sqrt(variance + EPS)
-            seen = (h - mean) * scale
-            h = seen * weight + bias
-        else:
-            seen = np.maximum(h, 0.0) if k else h
-            h = seen @ weight.T + bias
-        tape.append((path, seen, scale))
-    return h, tape, statistics
-
-
-def _names(path):
-    return (f"{path}.weight", f"{path}.bias") if path else ("weight", "bias")
+def afterwards(trial, history):
+    harness.learned(trial, history)
+    first, second = history[-1]["personal"][:2]
+    norms = [name for name in first if name not in history[-1]["shared"]]
+    assert all(gap(first[name], second[name]) > 1e-3 for name in norms)  # parameters and statistics of both norms differ

@@ -9,6 +9,11 @@ the cohort's.
 import math
 
 import numpy as np
+import pytest
+
+import fedtailor as ft
+from fedtailor.theory.rates import fedclup_steps
+from tests.oracles.harness import REGRESSION, Case, Setting, learned, linear_cases
 
 
 def run(grad, clients, start, *, rounds, batches, cohorts, weights, lr, server_lr, lam):
@@ -37,3 +42,33 @@ def theory(lam, mu, L):
     gamma = (lam + L) / (2.0 * lam * L)
     K = math.ceil(2.0 + (lam + L) / (lam + mu) * math.log(1056.0 * (L / mu) ** 2))
     return eta, gamma, K
+
+
+TOLD = {"lr": 0.15, "server_lr": 1.1, "lam": 0.6}
+SAME_BATCH = {"lr": 0.1, "server_lr": 1.0, "lam": 0.6}
+CASES = (
+    *linear_cases(ft.FedCLUP(**TOLD), TOLD),
+    Case(
+        ft.FedCLUP(**SAME_BATCH, steps=5, same_batch=True),
+        SAME_BATCH,
+        "same batch",
+        (Setting(4, 4),),
+        REGRESSION,
+        3,
+        one_model=True,
+    ),
+)
+
+
+def afterwards(trial, history):
+    learned(trial, history)
+    if trial.case.label == "same batch":  # Algorithm 2: drawn once per round, without replacement
+        rows = trial.batches(0, 1, "train")
+        assert len(rows) == 5
+        assert all((r == rows[0]).all() for r in rows)
+        assert len(set(rows[0].tolist())) == 4
+
+
+@pytest.mark.parametrize(("lam", "mu", "smoothness"), [(0.5, 1, 10), (1, 1, 1), (0.02, 0.3, 1.7), (50, 0.3, 1.7)])
+def test_the_theorys_steps_are_those_of_corollary_2(lam, mu, smoothness):
+    assert tuple(fedclup_steps(lam, mu, smoothness)) == pytest.approx(theory(lam, mu, smoothness), rel=1e-12)

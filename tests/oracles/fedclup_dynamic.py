@@ -8,7 +8,15 @@ round counts as a fall when the mean is below the mark by more than the share `t
 what comes next; here, as in the package, the count begins again and the mark is the risk of that round.
 """
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
+
+import fedtailor as ft
+from tests.oracles import harness
+from tests.oracles.harness import BIASED, STEPS_AND_EPOCHS, Case, D, K
+from tests.oracles.risks import cross_entropy
 
 
 def run(
@@ -41,3 +49,35 @@ def run(
         personal = [(g if w is None else w).copy() for w in own]
         history.append({"shared": g.copy(), "personal": personal, "lam": lam, "mark": mark, "fell": fell})
     return history
+
+
+def rows_for_validation():
+    draw = np.random.default_rng(11)
+    return [(draw.normal(size=(n, D)) + 0.4 * i, draw.integers(0, K, n)) for i, n in enumerate((6, 3, 8, 5))]
+
+
+# lam rises to the ceiling in ten rounds, and validation falls again after a rise
+RISING = {"lr": 0.5, "lam": 0.05, "factor": 3.0, "patience": 2, "ceiling": 0.4, "tolerance": 0.01}
+CASES = (
+    Case(
+        ft.FedCLUPDynamic(**RISING),
+        {**RISING, "risk": cross_entropy, "validation": rows_for_validation()},
+        settings=STEPS_AND_EPOCHS,
+        problem=replace(BIASED, val=rows_for_validation),
+        rounds=10,
+    ),
+)
+
+
+def agree(trial, seen, entry):
+    harness.agree(trial, seen, entry)
+    assert float(seen.shared["lam"]) == pytest.approx(entry["lam"], rel=1e-12), f"lam: {seen.where}"
+    assert float(seen.server["best"]) == pytest.approx(entry["mark"], abs=trial.case.tolerance), f"mark: {seen.where}"
+
+
+def afterwards(trial, history):
+    harness.learned(trial, history)
+    lams = [entry["lam"] for entry in history]
+    assert RISING["lam"] == lams[0] < RISING["lam"] * RISING["factor"] in lams
+    assert lams[-1] == RISING["ceiling"] < RISING["lam"] * RISING["factor"] ** 2
+    assert any(entry["fell"] for entry in history[lams.index(RISING["lam"] * RISING["factor"]) :])  # after a rise

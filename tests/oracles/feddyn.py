@@ -9,6 +9,9 @@ of theta that the authors' code evaluates.
 
 import numpy as np
 
+import fedtailor as ft
+from tests.oracles.harness import PLAIN_MEAN, Case
+
 
 def run(grad, clients, start, *, rounds, batches, cohorts, weights, lr, alpha):
     w = np.array(start, dtype=float)
@@ -28,3 +31,7 @@ def run(grad, clients, start, *, rounds, batches, cohorts, weights, lr, alpha):
         w = np.mean(thetas, axis=0) - h / alpha
         history.append({"shared": w.copy(), "personal": [w.copy() for _ in clients]})
     return history
+
+
+TOLD = {"lr": 0.2, "alpha": 0.4}
+CASES = (Case(ft.FedDyn(**TOLD, steps=3), TOLD, settings=PLAIN_MEAN),)

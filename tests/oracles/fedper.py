@@ -7,6 +7,9 @@ LG-FedAvg and FedBN code takes the plain mean: uniform `weights`.
 
 import numpy as np
 
+import fedtailor as ft
+from tests.oracles.harness import SPLIT, Case
+
 
 def run(grad, clients, start, *, rounds, batches, cohorts, weights, shared_at, personal_at, lr):
     models = [np.array(start, dtype=float) for _ in clients]
@@ -29,3 +32,6 @@ def run(grad, clients, start, *, rounds, batches, cohorts, weights, shared_at, p
             w[shared_at] = shared
         history.append({"shared": shared.copy(), "personal": [w.copy() for w in models]})
     return history
+
+
+CASES = (Case(ft.FedPer(lr=0.2, personal="bias", steps=3), {"lr": 0.2, **SPLIT}),)

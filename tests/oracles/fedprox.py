@@ -6,6 +6,9 @@ Aggregation is FedAvg's, so mu = 0 gives FedAvg back.
 
 import numpy as np
 
+import fedtailor as ft
+from tests.oracles.harness import linear_cases
+
 
 def run(grad, clients, start, *, rounds, batches, cohorts, weights, lr, server_lr, mu):
     shared = np.array(start, dtype=float)
@@ -23,3 +26,7 @@ def run(grad, clients, start, *, rounds, batches, cohorts, weights, lr, server_l
         shared = shared + server_lr * move
         history.append({"shared": shared.copy(), "personal": [shared.copy() for _ in clients]})
     return history
+
+
+TOLD = {"lr": 0.15, "server_lr": 0.8, "mu": 0.7}
+CASES = linear_cases(ft.FedProx(**TOLD), TOLD)

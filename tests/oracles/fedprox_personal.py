@@ -11,6 +11,9 @@ P_W is applied to local iterates alone; the server's g is not projected, as in t
 
 import numpy as np
 
+import fedtailor as ft
+from tests.oracles.harness import linear_cases
+
 
 def run(grad, clients, start, *, rounds, batches, cohorts, weights, lr, server_lr, lam, radius=None):
     m = len(clients)
@@ -45,3 +48,7 @@ def _soft_local_sgd(grad, data, begin, g, steps, lr, lam, radius):
             if norm > radius:
                 w = w * (radius / norm)
     return w
+
+
+TOLD = {"lr": 0.15, "server_lr": 0.9, "lam": 0.6, "radius": 1.3}
+CASES = linear_cases(ft.FedProxPersonal(**TOLD, final_steps=4), TOLD)

@@ -19,8 +19,16 @@ Options, with the same meaning wherever they appear:
   loss    "ce": mean cross entropy, "half": half the squared error, mean over rows and outputs
 """
 
+import sys
+from functools import cache
+
 import numpy as np
 import torch
+
+import fedtailor as ft
+from fedtailor.algorithms.flow import AT_THE_END
+from fedtailor.engine.base import NO_ROUND
+from tests.oracles.harness import NETWORKS, SIZES, Case, Setting, Trial, close, gap
 
 RISKS = {
     "ce": lambda out, y: torch.nn.functional.cross_entropy(out, y),
@@ -261,3 +269,149 @@ def as_double(value):
 
 def index(rows):
     return torch.as_tensor(np.asarray(rows, dtype=np.int64))
+
+
+RATES = {"lr": 0.3, "local_lr": 0.4, "router_lr": 0.5}
+PHASE = {"local": "local", "global": "train", "deploy-local": "personalize", "deploy-global": AT_THE_END}
+# the run's weights are such that Flow must not look at them
+SETTINGS = (
+    Setting(None, 4, "size", {"epochs": 2}),
+    Setting(3, 3, "uniform", {"epochs": 1}),
+    Setting(4, 2, "size", {"epochs": 2}),
+)
+PROBE = torch.from_numpy(NETWORKS["mlp"].probe)
+
+
+def case(label="", told=(), settings=SETTINGS[1:2], **options):
+    """``told`` goes to the transcription beside the rates and gamma."""
+    method = ft.Flow(**{"gamma": 0.05, "local_epochs": 2, **RATES, **options})
+    return Case(method, dict(told), label, settings, NETWORKS["mlp"], rounds=3, tolerance=1e-7)
+
+
+CASES = (
+    case(settings=SETTINGS),
+    case("no regulariser", gamma=0.0),
+    case("strong regulariser", gamma=0.5),
+    case("router first", {"order": "router-first"}, order="router-first"),
+    case("global first", {"order": "global-first"}, order="global-first"),
+    case("fixed q0", {"q0": 0.7}, q0=0.7),
+    case("whole models", {"layers": [3]}, routing="model"),
+    case("uneven parts", split=0.75),
+    case("parts drawn anew", redraw=True),
+    case("all rows in both parts", split="whole"),
+    case("a level less than routes", router_widths=(5, 4)),
+    case("soft inference", inference="soft"),
+    case("router as received", deploy="local"),
+    case("all adapts", deploy="all"),
+    case("all adapts, global first", {"order": "global-first"}, deploy="all", order="global-first"),
+    case("own model of all rows at the end", deploy_rows="whole"),
+    case("longer at the end", deploy_epochs=3),
+    case("pi", settings=SETTINGS[:2], variant="pi"),
+)
+
+
+def named(model):
+    """[(weight, bias)] of a named MLP."""
+    names = sorted({name.rsplit(".", 1)[0] for name in model}, key=int)
+    return [(model[f"{name}.weight"], model[f"{name}.bias"]) for name in names]
+
+
+def chains(router):
+    count = {kind: sum(name.startswith(f"{kind}.") for name in router) // 2 for kind in ("base", "exit")}
+    return {
+        kind: [(router[f"{kind}.{j}.weight"], router[f"{kind}.{j}.bias"]) for j in range(1, n + 1)] for kind, n in count.items()
+    }
+
+
+def begin(trial):
+    """The package's first models, which are drawn: by name, as the transcription writes them."""
+    shared, _ = trial.plan.algorithm.init_server(trial.plan.task)
+    found = {name: named(shared[name]) for name in ("model", "other") if name in shared}
+    return {**found, "router": chains(shared["router"]) if "router" in shared else {"base": [], "exit": []}}
+
+
+def size_of(trial, i, phase="train"):
+    """How many rows a client has for a phase."""
+    return int(trial.plan.feed.phases[phase].rows(np.array([SIZES[i]]))[0])
+
+
+def follow(trial):
+    method, feed, start = trial.plan.algorithm, trial.plan.feed, begin(trial)
+    if method.variant == "pi":
+        return follow_pi(trial)
+
+    def batches(t, i, phase):
+        name = PHASE[phase]
+        return feed.rows(i, NO_ROUND if phase.startswith("deploy-") else t, name) if name in feed.phases else []
+
+    history = rounds(
+        start["model"],
+        start["router"],
+        trial.clients,
+        [trial.cohort(t) for t in range(trial.case.rounds)],
+        batches,
+        {**RATES, "gamma": method.gamma, **trial.case.told},
+        sizes=lambda t, i: size_of(trial, i),
+        adapt=method.deploy,
+    )
+    how = {name: value for name, value in trial.case.told.items() if name in ("q0", "layers")}
+    return [
+        {
+            "shared": {"model": entry["w_g"], **({"router": entry["psi"]} if method.routed else {})},
+            "logits": [predict(model, PROBE, hard=method.inference == "hard", **how) for model in entry["personal"]],
+        }
+        for entry in history
+    ]
+
+
+def follow_pi(trial):
+    """The paper leaves open how pi-Flow trains its second path; this is the docstring's reading, made of the steps above."""
+    feed, start, ce = trial.plan.feed, begin(trial), RISKS["ce"]
+    g, u, psi = start["model"], start["other"], start["router"]
+    history = []
+    for t in range(trial.case.rounds):
+        sent = []
+        for i in trial.cohort(t):
+            x, y = map(as_double, trial.clients[i])
+            mine, common, router = u, g, psi
+            for r in feed.rows(i, t, "local"):
+                mine = step(mine, RATES["local_lr"], lambda w, x=x[r], y=y[r]: ce(block(w, x, False), y))
+            for r in feed.rows(i, t, "train"):
+                xr, yr = x[r], y[r]
+
+                def mixed(w, p, xr=xr, yr=yr, mine=mine):
+                    return ce(personalised(w, mine, p, xr), yr)
+
+                router = step(router, RATES["router_lr"], lambda p, w=common, xr=xr: mixed(w, p) + regulariser(p, xr, 0.05))
+                common = step(common, RATES["lr"], lambda w, p=router: mixed(w, p))
+            sent.append((common, mine, router, size_of(trial, i), size_of(trial, i, "local")))
+        here, there = (sum(s[k] for s in sent) for k in (3, 4))
+        g, psi = (mean([(s[k], s[3] / here) for s in sent]) for k in (0, 2))
+        u = mean([(s[1], s[4] / there) for s in sent])
+        history.append({"shared": {"model": g, "other": u, "router": psi}, "logits": [predict((g, u, psi), PROBE)] * len(SIZES)})
+    return history
+
+
+def agree(trial, seen, entry):
+    for name, theirs in entry["shared"].items():
+        ours = chains(seen.shared[name]) if name == "router" else named(seen.shared[name])
+        close(ours, theirs, trial, name, seen)
+    for i, theirs in enumerate(entry["logits"]):
+        close(seen.logits[i], theirs, trial, f"client {i}", seen)
+
+
+def afterwards(trial, history):
+    start, last = begin(trial), history[-1]["shared"]
+    assert gap(start["model"], last["model"]) > 0.05
+    if "router" in last:
+        assert gap(start["router"], last["router"]) > 0.01
+    if "other" in last:
+        assert gap(last["model"], last["other"]) > 0.05
+    if trial.case.label and trial.setting == SETTINGS[1]:  # two options with the same numbers would be a test of neither
+        assert gap(history[-1]["logits"], plain()) > 1e-4
+
+
+@cache
+def plain():
+    """What the clients of the plain case predict in the end, in the setting of all others."""
+    return Trial(sys.modules[__name__], CASES[0], SETTINGS[1]).follow()[-1]["logits"]

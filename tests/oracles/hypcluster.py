@@ -7,6 +7,11 @@ is made afresh each round and again for predicting. `starts` (k, dim) takes the 
 """
 
 import numpy as np
+import torch
+
+import fedtailor as ft
+from tests.oracles.harness import Case, Setting
+from tests.oracles.risks import cross_entropy
 
 
 def run(grad, clients, start, *, rounds, batches, cohorts, weights, lr, k, starts, risk):
@@ -35,3 +40,22 @@ def run(grad, clients, start, *, rounds, batches, cohorts, weights, lr, k, start
         personal = [models[pick(i)].copy() for i in range(len(clients))]
         history.append({"shared": models.ravel().copy(), "personal": personal})
     return history
+
+
+def told(trial):
+    """The package's first models, which are drawn; the risk by which clients choose."""
+    method = trial.plan.algorithm
+    models, _ = method.init_server(trial.plan.task)
+    return {"lr": method.lr, "k": method.k, "starts": one_by_one(models)["weight"].numpy(), "risk": cross_entropy}
+
+
+def one_by_one(shared):
+    """The k models of the shared tree, one after the other, as a tree that flattens to them."""
+    weight, bias = shared["models"]["weight"], shared["models"]["bias"]
+    return {"weight": torch.cat([weight.flatten(1), bias], 1)}
+
+
+CASES = tuple(
+    Case(ft.HypCluster(lr=0.2, steps=3, k=k, spread=0.5), told, f"k={k}", (Setting(None, 3, "size"),), shared=one_by_one)
+    for k in (1, 3)
+)

@@ -9,6 +9,9 @@ weighted: `cohorts` and `weights` are ignored. A mean has to be sent only when t
 
 import numpy as np
 
+import fedtailor as ft
+from tests.oracles.harness import Case, Setting
+
 
 def run(grad, clients, start, *, rounds, batches, cohorts, weights, lr, lam, p, coins):
     n = len(clients)
@@ -27,3 +30,13 @@ def run(grad, clients, start, *, rounds, batches, cohorts, weights, lr, lam, p, 
             x = moved
         history.append({"shared": sum(x) / n, "personal": [v.copy() for v in x]})
     return history
+
+
+def told(trial):
+    """Their alpha is n times our lr; the coins are the package's."""
+    coins = [trial.round(t).uniform("L2GD", t) < 0.4 for t in range(trial.case.rounds)]
+    assert len(set(coins)) == 2  # both branches are walked
+    return {"lr": len(trial.clients) * 0.3, "lam": 0.6, "p": 0.4, "coins": coins.__getitem__}
+
+
+CASES = (Case(ft.L2GD(lr=0.3, lam=0.6, p=0.4), told, settings=(Setting(None, 4), Setting(4, 4))),)

@@ -5,6 +5,9 @@ MINIMAX, problem (3); LocalTrain in CLUP. A client moves only in the rounds whos
 
 import numpy as np
 
+import fedtailor as ft
+from tests.oracles.harness import linear_cases
+
 
 def run(grad, clients, start, *, rounds, batches, cohorts, weights, lr):
     own = [np.array(start, dtype=float) for _ in clients]
@@ -16,3 +19,7 @@ def run(grad, clients, start, *, rounds, batches, cohorts, weights, lr):
                 own[i] = own[i] - lr * grad(own[i], X[idx], y[idx])
         history.append({"shared": None, "personal": [w.copy() for w in own]})
     return history
+
+
+TOLD = {"lr": 0.15}
+CASES = linear_cases(ft.Local(**TOLD), TOLD)

@@ -8,6 +8,9 @@ memory: the cited papers solve the joint problem; the round-by-round form is the
 
 import numpy as np
 
+import fedtailor as ft
+from tests.oracles.harness import Case
+
 
 def run(grad, clients, start, *, rounds, batches, cohorts, weights, lr, lam):
     shared = np.array(start, dtype=float)
@@ -27,3 +30,7 @@ def run(grad, clients, start, *, rounds, batches, cohorts, weights, lr, lam):
         shared = mean
         history.append({"shared": shared.copy(), "personal": [(shared if w is None else w).copy() for w in own]})
     return history
+
+
+TOLD = {"lr": 0.2, "lam": 0.7}
+CASES = (Case(ft.MTL(**TOLD, steps=3), TOLD),)

@@ -8,12 +8,19 @@ A client predicts with the layers of the larger logit, with no noise, against th
 
 The fact sheet alternates epochs on weights and on logits and leaves open what the logits' risk is taken at, the
 temperature's law and the start: W, tau = max(coldest, temperature cooling^t) and zero logits are ours.
-Models are dicts of arrays, grad(model, X, y) gives (gradient, running statistics after the pass) as in fedbn.py;
+Models are dicts of arrays, grad(model, X, y) gives (gradient, running statistics after the pass) as in networks.py;
 keys(t, i, phase) are the words that the package drew for the steps. Statistics start and travel with their layer; a
 training pass normalises with its batch, so the logits' slope has no term for them.
 """
 
+from dataclasses import replace
+
 import numpy as np
+
+import fedtailor as ft
+from fedtailor.data.batches import step_keys
+from tests.oracles import harness
+from tests.oracles.harness import NETWORKS, STEPS_AND_EPOCHS, Case, Setting, close, gap
 
 MASK = 2**64 - 1
 
@@ -93,3 +100,62 @@ def finalise(z):
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & MASK
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB & MASK
     return z ^ (z >> 31)
+
+
+# both branches of the temperature are walked in six rounds, and logits that move far make the choices differ
+TOLD = {"lr": 0.3, "logit_lr": 2.0, "temperature": 2.0, "cooling": 0.6, "coldest": 0.5}
+METHOD = ft.PartialFed(**TOLD)
+LEAST = {"logit_lr": np.nextafter(0.0, 1.0)}  # zero is refused; times a slope below a half this is zero
+ONE = (Setting(5, 3, "size", {"epochs": 2}),)
+
+
+def told(settings):
+    """The settings, and the words that the package drew for the steps."""
+
+    def with_keys(trial):
+        feed = trial.plan.feed
+
+        def keys(t, i, phase):
+            ids = np.array([i])
+            return step_keys(feed.keys(ids, t, phase), int(feed.steps(ids, phase)[0]))[0]
+
+        return {**settings, "keys": keys}
+
+    return with_keys
+
+
+CASES = (
+    *(Case(METHOD, told(TOLD), name, STEPS_AND_EPOCHS, problem, 6) for name, problem in NETWORKS.items()),
+    Case(replace(METHOD, logit_steps=5), told(TOLD), "more work on logits", ONE, NETWORKS["mlp"], 6),
+    Case(replace(METHOD, **LEAST), told({**TOLD, **LEAST}), "equal logits", ONE, NETWORKS["mlp"], 6),
+)
+
+
+def agree(trial, seen, entry):
+    """And what a client keeps is its own weights and its logits."""
+    harness.agree(trial, seen, entry)
+    for i, own in enumerate(entry["own"]):
+        assert seen.store.born[i] == (own is not None), seen.where
+        if own is not None:
+            close(seen.kept(i)["model"], own, trial, f"what client {i} keeps", seen)
+            close(seen.kept(i)["logits"], entry["logits"][i], trial, f"logits of client {i}", seen)
+
+
+def afterwards(trial, history):
+    last, start = history[-1], trial.start
+    assert gap(last["shared"], start) > trial.case.learned
+    drawn = np.stack([yes for entry in history[1:] for yes in entry["drawn"].values()])
+    assert (drawn.any(0) & ~drawn.all(0)).all()  # every layer has begun from both
+    chosen = np.concatenate([take_shared(a) for entry in history for a in entry["logits"] if a is not None])
+    if trial.case.label == "equal logits":  # the shared layer is taken, though every client has its own
+        assert not np.any(last["logits"])
+        assert all(gap(client, last["shared"]) == 0 for client in last["personal"])
+        assert all(gap(own, last["shared"]) > 1e-3 for own in last["own"])
+    else:
+        assert min(np.abs(a).max() for a in last["logits"]) > 0.01
+    if trial.case.label == "normed" and trial.setting.batch:
+        assert chosen.any()  # predictions with layers of either kind
+        assert not chosen.all()
+    if trial.case.label == "more work on logits":
+        usual = harness.Trial(trial.oracle, replace(trial.case, method=METHOD), trial.setting).follow()
+        assert gap(last["logits"][0], usual[-1]["logits"][0]) > 1e-3

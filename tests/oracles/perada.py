@@ -11,6 +11,11 @@ import math
 
 import numpy as np
 import torch
+from torch import nn
+
+import fedtailor as ft
+from tests.make import seeded
+from tests.oracles.harness import Case, D, K, Problem, Setting, close, gap
 
 
 def mlp(params, x):
@@ -186,3 +191,92 @@ def _double(value):
 
 def _index(rows):
     return torch.as_tensor(np.asarray(rows, dtype=np.int64))
+
+
+class Adapted(nn.Linear):
+    """z + A z + b with z = W x + c: a frozen layer and its adapter."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        self.adapter = nn.Linear(outputs, outputs)
+        self.weight.requires_grad_(False)
+        self.bias.requires_grad_(False)
+
+    def forward(self, input):
+        z = super().forward(input)
+        return z + self.adapter(z)
+
+
+def adapted():
+    return nn.Sequential(Adapted(D, 5), nn.ReLU(), Adapted(5, 4), nn.ReLU(), nn.Linear(4, K))
+
+
+PUBLIC = np.random.default_rng(8).normal(size=(23, D))
+PROBE = np.random.default_rng(3).normal(size=(6, D))
+PROBLEM = Problem(lambda: seeded(adapted, seed=1), gradient, lambda task: task.init(), PROBE, answer=None, public=lambda: PUBLIC)
+SETTINGS = (Setting(4, 4), Setting(4, 2), Setting(4, 3, "size"))
+KD = {"kd_steps": 7, "kd_lr": 0.02, "kd_batch": 5}
+
+
+def case(label, settings, kd):
+    """``kd`` is what the transcription is told of the distillation (None: there is none)."""
+    method = ft.PerAda(lr=0.2, lam=0.7, steps=3, **settings)
+    return Case(method, {"kd": kd}, label, SETTINGS, PROBLEM, rounds=4, tolerance=1e-7)
+
+
+CASES = (
+    case("", KD, {"lr": 0.02}),
+    case("no kd", {"kd_steps": 0}, None),
+    case("cosine", {**KD, "kd_schedule": "cosine"}, {"lr": 0.02, "cosine": True}),
+    case("temperature", {**KD, "temperature": 2.5}, {"lr": 0.02, "temperature": 2.5}),
+    case(
+        "probabilities",
+        {**KD, "teach": "probabilities", "temperature": 1.5},
+        {"lr": 0.02, "teach": "probabilities", "temperature": 1.5},
+    ),
+    case("all public rows", {**KD, "kd_batch": 100}, {"lr": 0.02}),
+    case("personal work", {**KD, "personal_lr": 0.3, "personal_steps": 5}, {"lr": 0.02}),
+)
+
+
+def follow(trial):
+    task, method = trial.plan.task, trial.case.method
+
+    def public(t):
+        rows, index, _ = method.lessons(task, trial.round(t))
+        return [PUBLIC[rows[i[i >= 0]]] for i in map(torch.from_numpy, index)]
+
+    return rounds(
+        dict(task.held),
+        task.init(),
+        trial.clients,
+        [trial.cohort(t) for t in range(trial.case.rounds)],
+        trial.batches,
+        public,
+        personal_lr=method.lr if method.personal_lr is None else method.personal_lr,
+        lr=method.lr,
+        lam=method.lam,
+        first="received",
+        weights=None if trial.setting.weights == "uniform" else trial.plan.weights,
+        **trial.case.told,
+    )
+
+
+def agree(trial, seen, entry):
+    close(seen.shared["model"], entry["w"], trial, "shared", seen)
+    frozen = _tree(trial.plan.task.held)
+    for i, theirs in enumerate(entry["personal"]):
+        assert seen.store.born[i] == (theirs is not None), seen.where
+        if theirs is not None:
+            close(seen.engine.personal(seen.shared, i, seen.store)["model"], theirs, trial, f"client {i}", seen)
+        model = network(frozen, entry["w"] if theirs is None else theirs)
+        close(seen.logits[i], mlp(model, PROBE), trial, f"what client {i} predicts", seen)
+
+
+def afterwards(trial, history):
+    start, last = trial.start, history[-1]
+    layers = {f"{layer}.adapter.{leaf}" for layer in (0, 2) for leaf in ("weight", "bias")}
+    assert set(start) == layers | {"4.weight", "4.bias"}
+    assert gap(last["w"], start) > 1e-2
+    if trial.case.told["kd"] is not None:
+        assert gap(last["w"], last["mean"]) > 1e-3  # distillation has done something

@@ -8,6 +8,9 @@ From memory. To predict, every client takes plain steps of inner_lr from the new
 
 import numpy as np
 
+import fedtailor as ft
+from tests.oracles.harness import Case
+
 
 def run(grad, clients, start, *, rounds, batches, cohorts, weights, lr, inner_lr, hessian, delta, server_lr):
     if hessian not in ("first-order", "free"):
@@ -40,3 +43,11 @@ def run(grad, clients, start, *, rounds, batches, cohorts, weights, lr, inner_lr
             personal.append(w)
         history.append({"shared": shared.copy(), "personal": personal})
     return history
+
+
+FIRST_ORDER = {"lr": 0.2, "inner_lr": 0.1, "server_lr": 0.9}
+FREE = {"lr": 0.2, "inner_lr": 0.1, "hessian": "free", "delta": 1e-2}
+CASES = (
+    Case(ft.PerFedAvg(**FIRST_ORDER, steps=3, finetune_steps=2), {**FIRST_ORDER, "hessian": "first-order", "delta": 1e-3}),
+    Case(ft.PerFedAvg(**FREE, steps=3), {**FREE, "server_lr": 1.0}, "free"),
+)

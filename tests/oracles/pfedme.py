@@ -8,6 +8,9 @@ here it is the last theta, also across rounds, so theta_i is kept while w_i is n
 
 import numpy as np
 
+import fedtailor as ft
+from tests.oracles.harness import linear_cases
+
 
 def run(grad, clients, start, *, rounds, batches, cohorts, weights, lr, inner_lr, inner_steps, lam, beta):
     shared = np.array(start, dtype=float)
@@ -31,3 +34,7 @@ def run(grad, clients, start, *, rounds, batches, cohorts, weights, lr, inner_lr
         personal = [(shared if theta is None else theta).copy() for theta in thetas]
         history.append({"shared": shared.copy(), "personal": personal})
     return history
+
+
+TOLD = {"lr": 0.15, "inner_lr": 0.08, "inner_steps": 3, "lam": 1.5, "beta": 0.9}
+CASES = linear_cases(ft.PFedMe(**TOLD), TOLD)

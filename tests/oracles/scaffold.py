@@ -8,6 +8,9 @@ cohort, and c by the cohort's mean change times the cohort's share of all client
 
 import numpy as np
 
+import fedtailor as ft
+from tests.oracles.harness import PLAIN_MEAN, Case
+
 
 def run(grad, clients, start, *, rounds, batches, cohorts, weights, lr, server_lr):
     shared = np.array(start, dtype=float)
@@ -31,3 +34,7 @@ def run(grad, clients, start, *, rounds, batches, cohorts, weights, lr, server_l
         c = c + len(cohort) / len(clients) * np.mean(changes, axis=0)
         history.append({"shared": shared.copy(), "personal": [shared.copy() for _ in clients]})
     return history
+
+
+TOLD = {"lr": 0.2, "server_lr": 0.9}
+CASES = (Case(ft.Scaffold(**TOLD, steps=3), TOLD, settings=PLAIN_MEAN),)

@@ -9,6 +9,9 @@ changes over the number of all clients. The server's mean is plain, so uneven `w
 
 import numpy as np
 
+import fedtailor as ft
+from tests.oracles.harness import PLAIN_MEAN, SPLIT, Case
+
 
 def run(
     grad,
@@ -64,3 +67,8 @@ def _join(u, v, shared_at, personal_at):
     w[shared_at] = u
     w[personal_at] = v
     return w
+
+
+TOLD = {"lr": 0.2, "personal_lr": 0.3, "server_lr": 0.8, "personal_server_lr": 0.6}
+# our round 0 is the roll call: our round t + 1 is the paper's round t
+CASES = (Case(ft.ScaffoldP(**TOLD, personal="bias", steps=3), {**TOLD, **SPLIT}, settings=PLAIN_MEAN, before=1),)

@@ -14,24 +14,24 @@ from fedtailor import tree
 from fedtailor.algorithms import METHODS
 from fedtailor.algorithms.base import Algorithm, Round
 from fedtailor.data.federation import Federation
-from fedtailor.data.feed import Feed
-from fedtailor.engine.base import NO_ROUND, Plan, born, one_thread
+from fedtailor.engine.base import NO_ROUND, Plan, Sent, born, one_thread
 from fedtailor.engine.loop import LoopEngine
-from fedtailor.engine.run import build_task, make_plan, play, run
+from fedtailor.engine.options import Options
+from fedtailor.engine.prepare import prepare
+from fedtailor.engine.rounds import play
+from fedtailor.engine.run import run
 from fedtailor.engine.vectorized import VectorizedEngine
 from fedtailor.errors import Diverged, InvalidArgument
-from fedtailor.laws.ground import BATCH, SEED, Ground, federation, network
-from fedtailor.local.loop import Record, metered
+from fedtailor.laws.ground import BATCH, ROUNDS, SEED, Case, federation, network
+from fedtailor.local.meter import Meter, metered
 from fedtailor.local.private import Private
-from fedtailor.metrics.cost import probe, trained, wire_bytes
+from fedtailor.metrics.cost import probe, train_once, wire_bytes
 from fedtailor.runs.store import Store
 from fedtailor.server.reduce import Mean
 from fedtailor.task import Task
-from fedtailor.theory.rates import resolve
 
-# what a method cannot run without, where it has no default
-SETTINGS: dict[str, dict[str, Any]] = {"AL2SGD": {"mu": 0.1, "smoothness": 10.0}}
-CLIENTS = 3  # facts are the same for all clients; a few show them
+OPTIONS = Options(batch_size=BATCH, seed=SEED)
+CLIENTS = 3  # the facts are the same for all clients, so a few are enough
 PUBLIC_ROWS = 8  # training rows that stand in for public ones where the federation has none
 
 
@@ -53,8 +53,8 @@ class Parcel:
 class Card:
     """The facts of a method on a model.
 
-    ``sent_down`` and ``sent_up`` are one message to and from one client; ``kept`` is what a client stores between rounds.
-    ``trained_parameters`` counts all descents of a round, or of the end if that is more (``metrics.cost.trained``); it is None
+    ``sent_down`` and ``sent_up`` go to and from one client in a round; ``kept`` is what a client stores between rounds.
+    ``trained_parameters`` counts all descents of a round, or of the end if that is more (``Meter.trained``); it is None
     where the meter saw none: the method steps by bare gradients, or trains nothing. ``trains_at_end`` says that ``personalize``
     changes what the client predicts with; ``trained_at_end`` counts the parameters it descends on, 0 where it only looks
     (neighbours, choice of a cluster).
@@ -106,7 +106,7 @@ class Card:
 
     def needs(self) -> tuple[str, ...]:
         """What the method asks for beyond a model and training rows."""
-        asked = {
+        needs = {
             "public rows": self.needs_public,
             "features": self.needs_features,
             "validation rows": self.needs_validation,
@@ -114,7 +114,7 @@ class Card:
             "roll call": self.roll_call,
             "loop engine": self.loop_only,
         }
-        return tuple(what for what, needed in asked.items() if needed)
+        return tuple(need for need, asked in needs.items() if asked)
 
 
 def card(algorithm: Algorithm, model: Any = None, data: Federation | None = None) -> Card:
@@ -122,82 +122,79 @@ def card(algorithm: Algorithm, model: Any = None, data: Federation | None = None
     if not isinstance(algorithm, Algorithm):
         raise InvalidArgument(f"card needs an Algorithm, for instance ft.FedAvg(), not {algorithm!r}")
     with one_thread():
-        ground = _ground(algorithm, network() if model is None else model, federation() if data is None else data)
-        return _facts(ground, network(nn.GroupNorm(2, 6)) if model is None else model)
+        case = _case(algorithm, network() if model is None else model, federation() if data is None else data)
+        return _facts(case, network(nn.GroupNorm(2, 6)) if model is None else model)
 
 
 def cards() -> list[Card]:
     """A card for every registered method, on the laws' network."""
-    return [card(example(method)) for method in METHODS]
+    return [card(method.example()) for method in METHODS]
 
 
-def example(method: type[Algorithm]) -> Algorithm:
-    """The method with its defaults, and a value for what has none."""
-    return method(**SETTINGS.get(method.__name__, {}))
-
-
-class Everyone(Ground):
-    """The laws' ground with all its clients in every round: every method runs there."""
+class FullTurnout(Case):
+    """A case of the laws with all its clients in every round, so that every method runs."""
 
     @property
     def cohort(self) -> int:
         return len(self.plan.federation)
 
 
-def _ground(algorithm: Algorithm, model: Any, data: Federation) -> Ground:
-    """A few clients who take one step where they would take many; in float32, so that bytes are those of a run."""
-    data = data.to(torch.float32)
-    task = build_task(model, data, SEED, torch.float32, bias=True)
-    if task.public is None:
-        task = replace(task, public=data.train.x[:PUBLIC_ROWS])
-    algorithm, _ = resolve(algorithm, task, data)
-    plan = make_plan(algorithm, task, data.take(np.arange(min(CLIENTS, len(data)))), BATCH, SEED, "size")
-    short = {phase: work if 0 in (work.steps, work.epochs) else work.taking(1) for phase, work in plan.feed.phases.items()}
-    return Everyone("card", replace(plan, feed=Feed(plan.federation, short, BATCH, SEED)))
+def _case(algorithm: Algorithm, model: Any, data: Federation) -> Case:
+    """The method on a few clients, with one step where it takes many; in float32, so that bytes are those of a run."""
+    data = data.take(np.arange(min(CLIENTS, len(data))))
+    if data.public is None:
+        data = replace(data, public=data.train.x[:PUBLIC_ROWS])
+    ready = prepare(algorithm, data, model, OPTIONS)
+    plan = ready.plan
+    phases = {phase: work if 0 in (work.steps, work.epochs) else work.taking(1) for phase, work in plan.feed.phases.items()}
+    return FullTurnout("card", replace(ready, plan=replace(plan, feed=plan.feed.like(phases))))
 
 
-def _facts(ground: Ground, without_batch_norm: Any) -> Card:
-    plan, model = ground.plan, ground.plan.task.init()
-    in_rounds: Record = {}
-    with metered(in_rounds):
-        end, seen = ground.by_the_book()
+def _facts(case: Case, without_batch_norm: Any) -> Card:
+    plan, model = case.plan, case.plan.task.init()
+    end, seen = case.by_the_book()
     first, last = seen[0], seen[-1]
-    ready, at_end = _personalized(plan, end["shared"], last["personal"], last["client"])
+    in_round = train_once(plan).meter
+    sent = plan.sent_after(end["shared"], end["server"], ROUNDS, ROUNDS)
+    ready, at_end = _personalized(plan, sent.to(last["client"]), last["personal"], last["client"])
+    messages = [step for step in seen if (step["client"], step["round"]) == (first["client"], first["round"])]
     return Card(
         name=type(plan.algorithm).__name__,
         model_parameters=tree.size(tree.trainable(model)),
         model_bytes=wire_bytes({"model": model}),
         stateful=bool(tree.leaves(first["born"]) or tree.leaves(last["personal"])),
-        sent_down=_parcel(first["shared"], model),
-        sent_up=_parcel(first["upload"], model),
-        kept=_parcel(last["personal"], model),
-        trained_parameters=max(trained(in_rounds), at_end) or None,
+        sent_down=_parcel([step["received"] for step in messages], model),
+        sent_up=_parcel([step["upload"] for step in messages], model),
+        kept=_parcel([last["personal"]], model),
+        trained_parameters=max(in_round.trained, at_end) or None,
         trains_at_end=not _equal(ready, last["personal"]),
         trained_at_end=at_end,
-        works_for_new_client=_works(lambda: _newcomer(plan, end["shared"])),
-        mean_only=isinstance(plan.reducer(end["shared"], Round()), Mean),
+        works_for_new_client=_works(lambda: _newcomer(plan, sent.newcomer)),
+        mean_only=isinstance(plan.reducer(end["shared"], plan.round(0, 1, np.array([0]))), Mean),
         needs_public=_needs(plan, replace(plan.task, public=None)),
         needs_features=_needs(plan, replace(plan.task, features=None)),
         needs_validation=_needs(plan, federation=replace(plan.federation, val=None)),
         needs_everyone=plan.algorithm.needs_everyone or _refuses(lambda: _one_of_many(plan)),
         roll_call=bool(plan.algorithm.roll_call),
-        loop_only=not _works(lambda: _vectorized(ground)),
+        loop_only=not _works(lambda: _vectorized(case)),
         private=not _refuses(lambda: _privately(plan, without_batch_norm)),
     )
 
 
 def _personalized(plan: Plan, shared: Any, personal: Any, client: int) -> tuple[Any, int]:
     """What a client predicts with, and how many parameters it trained for that (to scan the data is not yet to train)."""
-    found: Record = {}
-    with metered(found):
+    meter = Meter()
+    with metered(meter):
         ready = plan.algorithm.personalize(plan.task, shared, personal, plan.feed.one(client, NO_ROUND, "personalize"))
     steps = plan.feed.steps(np.array([client]), plan.feed.main_phase("personalize"))
-    return ready, sum(count for (kind, *_), count in found.items() if kind == "descend") if steps.any() else 0
+    return ready, meter.descents.count if steps.any() else 0
 
 
-def _parcel(message: Any, model: Any) -> Parcel:
-    branches = tuple(name for name, branch in message.items() if tree.leaves(branch))
-    return Parcel(branches, wire_bytes(message), tree.size(message), _payload(message) / _payload(model))
+def _parcel(messages: list[Any], model: Any) -> Parcel:
+    """The messages of all exchanges of a round, added up."""
+    branches = tuple(dict.fromkeys(name for message in messages for name, branch in message.items() if tree.leaves(branch)))
+    parameters, payload = (sum(map(count, messages)) for count in (tree.size, _payload))
+    return Parcel(branches, sum(map(wire_bytes, messages)), parameters, payload / _payload(model))
 
 
 def _payload(message: Any) -> int:
@@ -213,7 +210,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 # -- attempts: what works, what is refused ----------------------------------------------------------------------------
 def _works(attempt: Callable[[], object]) -> bool:
-    """Whether it runs without an error; numbers that are not finite are no answer."""
+    """Whether it runs without an error; ``Diverged`` is passed on, since it says nothing about that."""
     try:
         attempt()
     except Diverged:
@@ -224,7 +221,7 @@ def _works(attempt: Callable[[], object]) -> bool:
 
 
 def _refuses(attempt: Callable[[], object]) -> bool:
-    """Whether it is refused with a reason."""
+    """Whether it raises ``InvalidArgument``."""
     try:
         attempt()
     except InvalidArgument:
@@ -234,38 +231,36 @@ def _refuses(attempt: Callable[[], object]) -> bool:
 
 def _needs(plan: Plan, task: Task | None = None, federation: Federation | None = None) -> bool:
     """Whether the method, which runs on the plan, refuses a task or a federation that lacks something."""
-    feed = plan.feed.like(federation=federation)
-    return _refuses(lambda: probe(plan.algorithm, task or plan.task, feed))
+    lacking = replace(plan, task=task or plan.task, feed=plan.feed.like(federation=federation))
+    return _refuses(lambda: probe(lacking))
 
 
 def _one_of_many(plan: Plan) -> None:
-    """A round of one client."""
+    """Play a round of one client."""
     shared, server = plan.algorithm.init_server(plan.task)
-    next(play(LoopEngine(plan, workers=1), shared, server, Store(len(plan.federation)), 1, 1, SEED))
+    next(play(LoopEngine(plan, workers=1), shared, server, Store(len(plan.federation)), 1, 1))
 
 
 def _newcomer(plan: Plan, shared: Any) -> None:
-    """A client that was just born predicts, with no local step."""
+    """Predict with a client that was just initialised, without a local step."""
     x, _ = plan.federation.test.client(0)
     plan.algorithm.predict(plan.task, shared, born(plan, shared, 0, NO_ROUND), x)
 
 
-def _vectorized(ground: Ground) -> None:
-    """The rounds, and everybody's predictions after each, on the vectorized engine."""
-    engine, clients = VectorizedEngine(ground.plan), np.arange(len(ground.plan.federation))
+def _vectorized(case: Case) -> None:
+    """Play the rounds on the vectorized engine, with all clients' predictions after each."""
+    engine, clients = VectorizedEngine(case.plan), np.arange(len(case.plan.federation))
 
-    def watch(rnd: Round, shared: Any, store: Store) -> None:
-        for _ in engine.predictions(shared, clients, store, ground.plan.federation.test):
+    def watch(rnd: Round, sent: Sent, store: Store) -> None:
+        for _ in engine.predictions(sent, clients, store, case.plan.federation.test):
             pass
 
-    ground.played(engine, watch)
+    case.played(engine, watch)
 
 
 def _privately(plan: Plan, model: Any) -> None:
-    """A round, the end and the measures with clipped and noisy gradients."""
-    task = replace(build_task(model, plan.federation, SEED, torch.float32, bias=True), public=plan.task.public)
-    algorithm = replace(plan.algorithm, opt=Private())
-    run(algorithm, plan.federation, task, rounds=1, batch_size=BATCH, engine="loop", workers=1)
+    """Run a round, and measure it, with clipped and noisy gradients."""
+    run(replace(plan.algorithm, opt=Private()), plan.federation, model, OPTIONS, rounds=1, engine="loop", workers=1)
 
 
 def _models(parcel: Parcel) -> str:

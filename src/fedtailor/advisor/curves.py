@@ -16,50 +16,48 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedtailor.advisor.advise import VAL_SHARE, Advice
-from fedtailor.advisor.pilot import with_validation
+from fedtailor.advisor.advice import Advice
+from fedtailor.advisor.pilot import task_and_rows
 from fedtailor.data.federation import Federation
 from fedtailor.data.split import Split
-from fedtailor.engine.prefix import after_prefix
-from fedtailor.engine.setup import DTYPES, build_task
+from fedtailor.engine.options import AdviceOptions
 from fedtailor.errors import FedtailorError, InvalidArgument
-from fedtailor.metrics.client import hits, score_name
 from fedtailor.metrics.truth import fits
 from fedtailor.task import Task
 from fedtailor.theory import bounds
-from fedtailor.theory.constants import CURVATURE, constants, noise
+from fedtailor.theory.constants import constants, noise
 from fedtailor.theory.envelope import Solution, solve_path
 from fedtailor.theory.heterogeneity import Heterogeneity
 
 Numbers = NDArray[np.float64]
 
-FINE = 12  # lams per decade of the bound
-COARSE = 3  # of the exact solutions
-FEWEST = 9  # of these in all, where a solution is dear
-DEAR = 6e9  # clients * parameters^3 * lams that are solved for: half a minute
-FAR = 100.0  # times the smoothness: a larger lam is one model for all
-DECAY = 1e-3  # of the smoothness: added where a risk has no curvature of its own
+FINE = 12  # lams per decade, of the bound
+COARSE = 3  # lams per decade, of the exact solutions
+FEWEST_LAMS = 9  # exact solutions at least, where each takes long
+MOST_WORK = 6e9  # clients * parameters^3 * lams that are solved for: about half a minute
+LARGEST_LAM = 100.0  # in units of the smoothness: with a larger lam there is one model for all
+DECAY = 1e-3  # share of the smoothness that is added as weight decay where a risk has no curvature of its own
 FLATTEST = 1e-6  # mu/L below which a risk counts as having none
 
 
-def facts(federation: Federation, model: str | nn.Module | Task, advice: Advice, **given: Any) -> dict[str, Any]:
-    """What the page needs beside the advice, as plain values: ``curves`` and ``map``. ``given``: seed, weights, bias, dtype and
-    backbone of ``advise``, so that the rows are those that it saw."""
-    options = {"seed": 0, "weights": "uniform", "bias": True, "dtype": "float32", "backbone": None, **given}
-    dtype = DTYPES[options["dtype"]]
-    rows = with_validation(federation.to(dtype), VAL_SHARE, options["seed"])
-    task, rows, _ = after_prefix(build_task(model, rows, options["seed"], dtype, options["bias"], options["backbone"]), rows)
+def facts(
+    federation: Federation, model: str | nn.Module | Task, advice: Advice, options: AdviceOptions | None = None
+) -> dict[str, Any]:
+    """What the page needs beside the advice, as plain values: ``curves`` and ``map``. With the ``options`` of ``advise`` the rows
+    are those that it saw."""
+    options = options or AdviceOptions()
+    task, rows = task_and_rows(federation, model, options)
     try:
-        found = curves(rows, task, advice.heterogeneity, weights=options["weights"])
+        drawn = curves(rows, task, advice.heterogeneity, weights=options.weights)
     except FedtailorError as error:
-        found = {"refused": str(error)}
-    return {"curves": found, "map": place(rows, advice.heterogeneity)}
+        drawn = {"refused": str(error)}
+    return {"curves": drawn, "map": place(rows, advice.heterogeneity)}
 
 
-def place(federation: Federation, found: Heterogeneity | None) -> dict[str, Any]:
+def place(federation: Federation, estimate: Heterogeneity | None) -> dict[str, Any]:
     """m and N of the clients that R^2 is about, and how many rows they have."""
-    out = set() if found is None else set(found.left_out)
-    sizes = np.array([n for n, name in zip(federation.train.sizes, federation.names, strict=True) if name not in out])
+    left_out = set() if estimate is None else set(estimate.left_out)
+    sizes = np.array([n for n, name in zip(federation.train.sizes, federation.names, strict=True) if name not in left_out])
     return {
         "m": len(sizes),
         "N": int(sizes.sum()),
@@ -68,7 +66,7 @@ def place(federation: Federation, found: Heterogeneity | None) -> dict[str, Any]
 
 
 def curves(
-    federation: Federation, task: Task, found: Heterogeneity | None, *, weights: str | Sequence[float] = "uniform"
+    federation: Federation, task: Task, estimate: Heterogeneity | None, *, weights: str | Sequence[float] = "uniform"
 ) -> dict[str, Any] | None:
     """Plain values for a picture over lam; None where the model is not linear. The federation must have validation rows.
 
@@ -82,21 +80,21 @@ def curves(
         return None
     if federation.val is None:
         raise InvalidArgument("the error over lam is judged on validation rows and there are none; give val=")
-    _affordable(task, federation, np.ones(FEWEST))  # refuses before any work is done
-    decay, known = _curvature(task, federation)
+    _affordable(task, federation, np.ones(FEWEST_LAMS))  # refuses before any work is done
+    decay, curvature = _curvature(task, federation)
     local = solve_path(task, federation, [0.0], weights=weights, weight_decay=decay)[0]
-    given = None if found is None else _setting(task, federation, found, known.mu, known.smoothness, local)
-    low, high = _range(known.mu, known.smoothness, given)
-    lams = _affordable(task, federation, _grid(low, min(high, FAR * known.smoothness), COARSE))
+    setting = None if estimate is None else _setting(task, federation, estimate, curvature.mu, curvature.smoothness, local)
+    least, most = _range(curvature.mu, curvature.smoothness, setting)
+    lams = _affordable(task, federation, _grid(least, min(most, LARGEST_LAM * curvature.smoothness), COARSE))
     solved = solve_path(task, federation, [*lams.tolist(), np.inf], weights=weights, weight_decay=decay)
     measured = _measured(task, federation, [local, *solved], weights, decay)
     return {
         "kind": task.kind,
-        "score": score_name(task.kind),
+        "score": task.kind.score.name,
         "weight_decay": decay,
-        "constants": None if given is None else {**given._asdict(), "N": given.N},
-        "bound": None if given is None else _bound(_grid(low, high, FINE), given),
-        "optimal": None if given is None else _optimal(given),
+        "constants": None if setting is None else {**setting._asdict(), "N": setting.N},
+        "bound": None if setting is None else _bound(_grid(least, most, FINE), setting),
+        "optimal": None if setting is None else _optimal(setting),
         "measured": {key: _cut(values, 1, -1) for key, values in measured.items()} | {"lam": lams.tolist()},
         "ends": {
             "local": {key: None if values is None else values[0] for key, values in measured.items()},
@@ -107,84 +105,84 @@ def curves(
 
 # -- the bound ------------------------------------------------------------------------------------------------------------
 def _curvature(task: Task, federation: Federation) -> tuple[float, Any]:
-    """(weight decay, mu and L): none where every client's risk is strongly convex, else a little."""
+    """(weight decay, constants mu and L): no decay where every client's risk is strongly convex, else a little."""
     try:
-        found = constants(task, federation)
-        if found.mu >= FLATTEST * found.smoothness:
-            return 0.0, found
+        bare = constants(task, federation)
+        if bare.mu >= FLATTEST * bare.smoothness:
+            return 0.0, bare
     except InvalidArgument:
         pass
-    rough = constants(task, federation, CURVATURE[task.kind])  # a decay that cannot be refused, taken off again
-    decay = DECAY * (rough.smoothness - CURVATURE[task.kind]) or DECAY
+    rough = constants(task, federation, task.kind.curvature)  # a decay that cannot be refused, taken off again
+    decay = DECAY * (rough.smoothness - task.kind.curvature) or DECAY
     return decay, constants(task, federation, decay)
 
 
-def _setting(task: Task, federation: Federation, found: Heterogeneity, mu: float, L: float, local: Solution) -> bounds.Setting:
+def _setting(task: Task, federation: Federation, estimate: Heterogeneity, mu: float, L: float, local: Solution) -> bounds.Setting:
     """Theorem 1's constants, estimated: the gradients' noise is taken at the clients' own fits, about its mean (which is what
     weight decay balances there), and R^2 is the mean squared distance. (5) asks for the largest one; but the largest of noisy
     estimates is mostly noise, and it is the mean error over clients that is drawn beside the bound."""
     dtype = federation.train.x.dtype
     at = [{name: leaf.to(dtype) for name, leaf in model.items()} for model in local.models]
     rho2 = noise(task, federation, at).sigma2
-    return bounds.setting(mu, L, max(rho2, 0.0), found.r2, int(federation.train.sizes.min()), len(federation))
+    return bounds.setting(mu, L, max(rho2, 0.0), estimate.r2, int(federation.train.sizes.min()), len(federation))
 
 
-def _range(mu: float, L: float, given: bounds.Setting | None) -> tuple[float, float]:
-    """From where the second branch is still flat to where the first one is flat again."""
+def _range(mu: float, L: float, setting: bounds.Setting | None) -> tuple[float, float]:
+    """(least, largest) lam of the picture: from where the second branch is still flat to where the first is flat again."""
     onset = 32 * L**2 / mu  # below about this lam the first branch says nothing
     turn = mu
-    if given is not None and given.rho2 > 0:
-        turn = mu / (1 + given.R2 * given.n * mu**2 / given.rho2)
+    if setting is not None and setting.rho2 > 0:
+        turn = mu / (1 + setting.R2 * setting.n * mu**2 / setting.rho2)
     return max(turn, 1e-6 * L) / 30, 5 * onset
 
 
 def _affordable(task: Task, federation: Federation, lams: Numbers) -> Numbers:
     """The lams, or fewer where each takes long; refused where even a few would."""
     weight = task.init()["weight"]
-    size = (weight.shape[1] + 1) * (weight.shape[0] - 1 if task.kind == "classification" else 1)
-    most = int(DEAR / (len(federation) * float(size) ** 3))
-    if most < FEWEST:
+    size = (weight.shape[1] + 1) * (weight.shape[0] - 1 if task.kind.softmax else 1)
+    most = int(MOST_WORK / (len(federation) * float(size) ** 3))
+    if most < FEWEST_LAMS:
         raise InvalidArgument(
             f"solving exactly for {size} parameters of {len(federation)} clients takes too long; use fewer features"
         )
     return lams if len(lams) <= most else np.geomspace(lams[0], lams[-1], most)
 
 
-def _grid(low: float, high: float, each: int) -> Numbers:
-    return np.geomspace(low, high, int(each * np.log10(high / low)) + 1)
+def _grid(low: float, high: float, per_decade: int) -> Numbers:
+    return np.geomspace(low, high, int(per_decade * np.log10(high / low)) + 1)
 
 
-def _bound(lams: Numbers, given: bounds.Setting) -> dict[str, list[Any]]:
-    found = [bounds.statistical(float(lam), given) for lam in lams]
-    columns = {name: [_known(getattr(at, name)) for at in found] for name in ("shared", "local", "bound")}
+def _bound(lams: Numbers, setting: bounds.Setting) -> dict[str, list[Any]]:
+    points = [bounds.statistical(float(lam), setting) for lam in lams]
+    columns = {name: [_finite(getattr(point, name)) for point in points] for name in ("shared", "local", "bound")}
     return {"lam": lams.tolist(), **columns}
 
 
-def _optimal(given: bounds.Setting) -> dict[str, Any]:
-    found = bounds.optimal_lam(given)
-    return {"regime": found.regime, "least": _known(found.least), "most": _known(found.most)}
+def _optimal(setting: bounds.Setting) -> dict[str, Any]:
+    optimum = bounds.optimal_lam(setting)
+    return {"regime": optimum.regime, "least": _finite(optimum.least), "most": _finite(optimum.most)}
 
 
 # -- the exact solutions --------------------------------------------------------------------------------------------------
 def _measured(
     task: Task, federation: Federation, solved: list[Solution], weights: str | Sequence[float], decay: float
 ) -> dict[str, list[Any] | None]:
-    """Per solution, the first being that of lam = 0."""
+    """The columns of ``curves``' ``measured``, a value per solution, of which the first is that of lam = 0."""
     assert federation.val is not None
     W = _stacked(solved)  # [lams, clients, outputs, columns]
     losses, scores = _judge(task, federation.val, W)
     mean = losses.mean(1)
     best = int(np.argmin(mean))
-    apart = losses - losses[best]
-    se = apart.std(1, ddof=1) / np.sqrt(losses.shape[1])
-    own = _estimated(federation, solved, W, _shares(federation, weights), decay) if task.kind == "regression" else None
+    difference = losses - losses[best]
+    se = difference.std(1, ddof=1) / np.sqrt(losses.shape[1])
+    estimated = _estimated(federation, solved, W, _shares(federation, weights), decay) if task.kind.least_squares else None
     return {
         "loss": mean.tolist(),
         "score": scores.mean(1).tolist(),
         "excess": (mean - mean[best]).tolist(),
         "se": se.tolist(),
-        "distance": None if own is None else own[0].tolist(),
-        "distance_of": None if own is None else [own[1]] * len(solved),
+        "distance": None if estimated is None else estimated[0].tolist(),
+        "distance_of": None if estimated is None else [estimated[1]] * len(solved),
         "true": _true(task, federation, W),
     }
 
@@ -196,7 +194,7 @@ def _stacked(solved: Sequence[Solution]) -> Numbers:
         parts = [model["weight"].double()]
         return torch.cat([*parts, model["bias"].double()[:, None]] if "bias" in model else parts, 1)
 
-    return np.stack([torch.stack([table(model) for model in at.models]).numpy() for at in solved])
+    return np.stack([torch.stack([table(model) for model in solution.models]).numpy() for solution in solved])
 
 
 def _judge(task: Task, rows: Split, W: Numbers) -> tuple[Numbers, Numbers]:
@@ -206,11 +204,11 @@ def _judge(task: Task, rows: Split, W: Numbers) -> tuple[Numbers, Numbers]:
         x, y = rows.client(i)
         design = _design(x, W.shape[3])
         out = torch.from_numpy(np.einsum("nd,lkd->lnk", design, W[:, i]))
-        aim = y.double() if y.is_floating_point() else y
-        every = aim.repeat(len(out), *[1] * (aim.dim() - 1))
+        target = y.double() if y.is_floating_point() else y
+        targets = target.repeat(len(out), *[1] * (target.dim() - 1))
         flat = out.reshape(-1, out.shape[-1])
-        losses[:, i] = task.example_loss(flat, every).reshape(len(out), -1).mean(1).numpy()
-        scores[:, i] = hits(task.kind, flat, every).reshape(len(out), -1).mean(1).numpy()
+        losses[:, i] = task.example_loss(flat, targets).reshape(len(out), -1).mean(1).numpy()
+        scores[:, i] = task.kind.hits(flat, targets).reshape(len(out), -1).mean(1).numpy()
     return losses, scores
 
 
@@ -229,37 +227,37 @@ def _estimated(
     S = sum p_j (I - lam A_j^-1), so that Cov(w_i, v_i) = (P_i + lam A_i^-1 S^-1 p_i P_i) V_i.
     """
     m, outputs, columns = W.shape[1:]
-    H, V, own = np.empty((m, columns, columns)), np.zeros((m, columns, columns)), np.zeros((m, outputs, columns))
-    kept = []
+    H, V, own_fits = np.empty((m, columns, columns)), np.zeros((m, columns, columns)), np.zeros((m, outputs, columns))
+    estimable = []
     for i in range(m):
         x, y = federation.train.client(i)
-        design, aim = _design(x, columns), y.double().reshape(len(y), outputs).numpy()
-        square = design.T @ design
-        H[i] = square / (len(design) * outputs)
+        design, target = _design(x, columns), y.double().reshape(len(y), outputs).numpy()
+        gram = design.T @ design
+        H[i] = gram / (len(design) * outputs)
         if len(design) > columns and np.linalg.cond(design) < 1 / FLATTEST:
-            own[i] = np.linalg.lstsq(design, aim)[0].T
-            rest = ((aim - design @ own[i].T) ** 2).sum() / (len(design) - columns)  # over the outputs
-            V[i] = rest * np.linalg.inv(square)
-            kept.append(i)
-    if 2 * len(kept) < m:
+            own_fits[i] = np.linalg.lstsq(design, target)[0].T
+            residual = ((target - design @ own_fits[i].T) ** 2).sum() / (len(design) - columns)  # over the outputs
+            V[i] = residual * np.linalg.inv(gram)
+            estimable.append(i)
+    if 2 * len(estimable) < m:
         return None
     total = np.trace(V, axis1=1, axis2=2)
     eye, out = np.eye(columns), np.empty(len(solved))
     P: NDArray[Any]
-    back: NDArray[Any]
-    for k, at in enumerate(solved):
-        lam = float(at.lam[0])
+    lam_inverse: NDArray[Any]
+    for k, solution in enumerate(solved):
+        lam = float(solution.lam[0])
         if np.isinf(lam):  # up to a factor 1/lam that cancels
-            P, back, S = H, np.broadcast_to(eye, H.shape), np.einsum("i,ijk->jk", p, H + decay * eye)
+            P, lam_inverse, S = H, np.broadcast_to(eye, H.shape), np.einsum("i,ijk->jk", p, H + decay * eye)
         else:
             inverse = np.linalg.inv(H + (decay + lam) * eye)
-            P, back = inverse @ H, lam * inverse
+            P, lam_inverse = inverse @ H, lam * inverse
             S = np.einsum("i,ijk->jk", p, inverse @ (H + decay * eye))
-        pooled = back @ np.linalg.solve(S, p[:, None, None] * P)
+        pooled = lam_inverse @ np.linalg.solve(S, p[:, None, None] * P)
         J = pooled if np.isinf(lam) else P + pooled
-        moved = ((W[k] - own) ** 2).sum((1, 2))
-        out[k] = (moved - total + 2 * np.einsum("ijk,ikj->i", J, V))[kept].mean()
-    return out, len(kept)
+        distance = ((W[k] - own_fits) ** 2).sum((1, 2))
+        out[k] = (distance - total + 2 * np.einsum("ijk,ikj->i", J, V))[estimable].mean()
+    return out, len(estimable)
 
 
 def _shares(federation: Federation, weights: str | Sequence[float]) -> Numbers:
@@ -278,12 +276,12 @@ def _true(task: Task, federation: Federation, W: Numbers) -> list[float] | None:
         truth[i, :, : weight.shape[1]] = weight
         if "bias" in model:
             truth[i, :, -1] = model["bias"].double().numpy()
-    if task.kind == "classification":  # what is added to all classes alike changes no prediction
+    if task.kind.softmax:  # what is added to all classes alike changes no prediction
         truth -= truth.mean(1, keepdims=True)
     return [float(value) for value in ((W - truth) ** 2).sum((2, 3)).mean(1)]
 
 
-def _known(value: float) -> float | None:
+def _finite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 Numbers = NDArray[np.float64]
 
-RATES = np.concatenate([[0.0], 1 - 1 / np.geomspace(1.2, 400, 40)])  # a term lasts from one round to four hundred
-APART = 2.0  # two terms last differently long by at least this factor: nearer ones cancel each other
-FAR = 0.995  # rate of the changes above which nothing is said about what is left
+RATES = np.concatenate([[0.0], 1 - 1 / np.geomspace(1.2, 400, 40)])  # terms that last between one round and four hundred
+LEAST_RATIO = 2.0  # of how long two terms last: terms that are nearer cancel each other
+SLOWEST = 0.995  # rate above which changes do not count as shrinking
 
 
 def ahead(seen: Tensor, end: Tensor, rounds: int) -> Numbers:
@@ -43,16 +43,16 @@ def ahead(seen: Tensor, end: Tensor, rounds: int) -> Numbers:
 
 
 def _fit(gram: Numbers, terms: int) -> Numbers:
-    """The rates whose terms leave the least of the rounds, each round counted relative to its own length."""
+    """The rates whose terms explain most of the rounds, each round counted relative to its own norm."""
     scale = _scale(gram)
     relative = gram * scale[:, None] * scale
     powers = RATES ** np.arange(len(gram))[:, None]
-    some = np.array(list(itertools.combinations(range(len(RATES)), terms)))
-    lasting = 1 - RATES[some]
-    some = some[(lasting[:, :-1] >= APART * lasting[:, 1:]).all(1)]
-    bases = np.linalg.qr((powers * scale[:, None])[:, some].transpose(1, 0, 2))[0]
-    kept = np.einsum("cik,ij,cjk->c", bases, relative, bases)
-    return RATES[some[int(kept.argmax())]]
+    choices = np.array(list(itertools.combinations(range(len(RATES)), terms)))
+    lasting = 1 - RATES[choices]
+    choices = choices[(lasting[:, :-1] >= LEAST_RATIO * lasting[:, 1:]).all(1)]
+    bases = np.linalg.qr((powers * scale[:, None])[:, choices].transpose(1, 0, 2))[0]
+    explained = np.einsum("cik,ij,cjk->c", bases, relative, bases)
+    return RATES[choices[int(explained.argmax())]]
 
 
 def _combinations(gram: Numbers, rates: Numbers, rounds: int) -> Numbers:
@@ -69,11 +69,11 @@ def _scale(gram: Numbers) -> Numbers:
     return 1 / np.sqrt(np.maximum(np.diag(gram), 1e-12 * gram[0, 0]))
 
 
-def left(before: Tensor, middle: Tensor, now: Tensor) -> float:
+def distance_left(before: Tensor, middle: Tensor, now: Tensor) -> float:
     """How far ``now`` is from where three rounds in a row lead to, if the changes go on shrinking as they did; infinity where
     they do not shrink."""
     first, second = float(torch.dist(middle, before)), float(torch.dist(now, middle))
     if second == 0:
         return 0.0
     rate = second / first if first > 0 else np.inf
-    return second * rate / (1 - rate) if rate < FAR else np.inf
+    return second * rate / (1 - rate) if rate < SLOWEST else np.inf

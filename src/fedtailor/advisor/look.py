@@ -17,15 +17,15 @@ from fedtailor.theory import clusters, heterogeneity
 from fedtailor.theory.fits import Summary
 from fedtailor.theory.heterogeneity import Heterogeneity
 
-LARGEST = 150  # parameters of the clients' own fits; beyond, their covariances take longer than the race
+LARGEST = 150  # parameters of the clients' own fits: with more, their covariances take longer than the race
 ENOUGH = heterogeneity.ENOUGH
 
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """What the exchange showed. ``groups`` has the group of every client (empty: no groups; -1: too little data to tell)."""
+    """The result of the exchange. ``groups`` has the group of every client (empty: no groups; -1: too little data to tell)."""
 
-    found: Heterogeneity | None = None
+    heterogeneity: Heterogeneity | None = None
     groups: tuple[int, ...] = ()
     inside: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
@@ -36,8 +36,8 @@ class Look:
 
 
 def look(task: Task, federation: Federation, shared: Mapping[str, Tensor], seed: int) -> Look:
-    """On the rows for a linear model, otherwise on the last layer of the network ``shared``; on fewer, random directions of the
-    features where there are too many."""
+    """Estimate how far apart the clients are: on their rows for a linear model, otherwise in the last layer of the network
+    ``shared``; on random directions of the features where there are too many of them."""
     notes: list[str] = []
     seen, linear = federation, task
     try:
@@ -46,33 +46,33 @@ def look(task: Task, federation: Federation, shared: Mapping[str, Tensor], seed:
             notes.append(
                 "How far the clients are apart is measured in the last layer, on the features that a short FedAvg learned."
             )
-        outputs = max(1, seen.outputs - (seen.kind == "classification"))
+        outputs = max(1, seen.outputs - seen.kind.softmax)
         features = int(np.prod(seen.train.x.shape[1:]))
         if features * outputs > LARGEST:
             rows = float(np.median(seen.train.sizes))
-            few = int(np.clip(min(LARGEST, rows / ENOUGH) / outputs, 2, features))
-            if few * outputs > LARGEST:
+            directions = int(np.clip(min(LARGEST, rows / ENOUGH) / outputs, 2, features))
+            if directions * outputs > LARGEST:
                 notes.append(f"R² is not estimated: {outputs + 1} classes are too many for the fits; the race decides alone.")
                 return Look(notes=tuple(notes))
-            seen = heterogeneity.projected(seen, few, seed)
+            seen = heterogeneity.projected(seen, directions, seed)
             notes.append(
-                f"R² is of a model on {few} random directions of the {features} features: a fit of all would take "
+                f"R² is of a model on {directions} random directions of the {features} features: a fit of all would take "
                 f"{features * outputs} parameters."
             )
         if seen is not federation:
             linear = heterogeneity.linear_task(seen)
         received = heterogeneity.summaries(linear, seen, seed=seed)
-        found = heterogeneity.estimate(received)
+        estimate = heterogeneity.estimate(received)
         groups = clusters.find(received, seed=seed)
     except FedtailorError as error:
         return Look(notes=(*notes, f"R² could not be estimated: {error}."))
-    if found.trusted:
-        notes.append(found.trusted)
+    if estimate.trusted:
+        notes.append(estimate.trusted)
     if groups.k == 1:
-        return Look(found, notes=tuple(notes))
-    of = dict(zip(groups.names, groups.labels, strict=True))
-    labels = tuple(int(of.get(name, -1)) for name in federation.names)
-    return Look(found, labels, _inside(task, federation, received, labels), tuple(notes))
+        return Look(estimate, notes=tuple(notes))
+    group_of = dict(zip(groups.names, groups.labels, strict=True))
+    labels = tuple(int(group_of.get(name, -1)) for name in federation.names)
+    return Look(estimate, labels, _inside(task, federation, received, labels), tuple(notes))
 
 
 def _inside(
@@ -84,15 +84,15 @@ def _inside(
         members = [i for i, label in enumerate(labels) if label == group]
         entry: dict[str, Any] = {"clients": [federation.names[i] for i in members]}
         if len(members) > 1:
-            found = heterogeneity.estimate([received[i] for i in members])
-            lam = pull(found, federation.take(members), task, 0.0 if found.zero else found.r2)
-            entry |= {"r2": found.r2, "interval": list(found.interval), "zero": found.zero}
+            estimate = heterogeneity.estimate([received[i] for i in members])
+            lam = pull(estimate, federation.take(members), task, 0.0 if estimate.zero else estimate.r2)
+            entry |= {"r2": estimate.r2, "interval": list(estimate.interval), "zero": estimate.zero}
             entry["lam"] = None if np.isinf(lam) else lam  # None: one model for the group
         out.append(entry)
     return tuple(out)
 
 
-def pull(found: Heterogeneity, federation: Federation, task: Task, r2: float) -> float:
+def pull(estimate: Heterogeneity, federation: Federation, task: Task, r2: float) -> float:
     """The lam that partial pooling asks for: (noise of a record) d / (n R^2).
 
     A client's fit scatters about its truth with the covariance (dispersion / n) H^-1, the truths about their mean with R^2 / d in
@@ -101,8 +101,8 @@ def pull(found: Heterogeneity, federation: Federation, task: Task, r2: float) ->
     if r2 <= 0:
         return float("inf")
     n = float(1 / np.mean(1 / federation.train.sizes))
-    dispersion = 1.0 if task.kind != "regression" else _residual(federation)
-    return float(dispersion * (found.load or found.d) / (n * r2))
+    dispersion = _residual(federation) if task.kind.least_squares else 1.0
+    return float(dispersion * (estimate.load or estimate.d) / (n * r2))
 
 
 def pulls(lam: float, federation: Federation) -> dict[str, float]:
@@ -120,7 +120,7 @@ def _residual(federation: Federation) -> float:
         design = torch.cat([x.flatten(1).double(), torch.ones(len(x), 1, dtype=torch.float64)], 1)
         target = y.double().reshape(len(y), -1)
         if len(x) > design.shape[1]:
-            rest = target - design @ torch.linalg.lstsq(design, target, driver="gelsd").solution
-            total += float((rest**2).sum()) / target.shape[1]
+            residual = target - design @ torch.linalg.lstsq(design, target, driver="gelsd").solution
+            total += float((residual**2).sum()) / target.shape[1]
             rows += len(x) - design.shape[1]
     return total / rows if rows else float(federation.train.y.double().var())

@@ -8,59 +8,64 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from fedtailor.algorithms.base import Algorithm
 from fedtailor.data import rng
 from fedtailor.data.federation import Federation
 from fedtailor.data.split import Split
 from fedtailor.engine.base import Engine, one_thread
-from fedtailor.engine.measure import Columns, evaluate
-from fedtailor.engine.run import State, choose_engine, play_on
-from fedtailor.engine.setup import make_plan
+from fedtailor.engine.divergence import check_loss
+from fedtailor.engine.measure import evaluate
+from fedtailor.engine.options import Options, Training
+from fedtailor.engine.pieces import scored_by
+from fedtailor.engine.prefix import after_prefix
+from fedtailor.engine.prepare import Prepared, prepare
+from fedtailor.engine.rounds import play_on
+from fedtailor.engine.setup import DTYPES, build_task
+from fedtailor.engine.state import State
 from fedtailor.errors import Diverged, InvalidArgument, InvalidData
-from fedtailor.metrics.client import score_name
-from fedtailor.metrics.cost import probe
-from fedtailor.runs.store import Store
 from fedtailor.task import Task
 
+VAL_SHARE = 0.2  # of the training rows, where there are no validation rows
 UNITS = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "B": 1}
 BEHIND = 2.0  # standard errors of the paired difference beyond which a method is clearly behind
 
 
 @dataclass
-class Purse:
-    """What a race may still cost: rounds, bytes, or nothing to mind (None)."""
+class Budget:
+    """What a race may still cost, in rounds or in bytes; None: as much as it takes."""
 
     left: float | None = None
     in_bytes: bool = False
 
     @staticmethod
-    def of(budget: int | str | None) -> Purse:
-        """From a number of rounds, or traffic such as "500kB"."""
+    def of(budget: int | str | None) -> Budget:
+        """The budget of so many rounds, or of traffic such as "500kB"."""
         if budget is None:
-            return Purse()
+            return Budget()
         if isinstance(budget, str):
             unit = next((unit for unit in UNITS if budget.endswith(unit)), "")
             number = budget.removesuffix(unit).strip()
             if unit and number.replace(".", "", 1).isdigit() and float(number) > 0:
-                return Purse(float(number) * UNITS[unit], True)
+                return Budget(float(number) * UNITS[unit], True)
             if number.isdigit() and int(number) > 0:
-                return Purse(int(number))
+                return Budget(int(number))
         if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
             raise InvalidArgument(f"budget must be a number of rounds of at least 1, or traffic such as '5MB', not {budget!r}")
-        return Purse(budget)
+        return Budget(budget)
 
     def cost(self, rounds: int, price: int) -> int:
         return rounds * price if self.in_bytes else rounds
 
     def most(self, rounds: int, price: int, sharing: int) -> int:
-        """As many of the rounds as a share of the purse pays for, but one."""
+        """The number of rounds, up to ``rounds``, that one of ``sharing`` equal shares of the budget pays for; at least one."""
         if self.left is None:
             return rounds
         return max(1, min(rounds, int(self.left // (sharing * max(1, self.cost(1, price))))))
 
     def pay(self, rounds: int, price: int) -> bool:
-        """True, and the rounds are paid for, if there is enough left."""
+        """Pay for the rounds if there is enough left, and say whether there was."""
         if self.left is None:
             return True
         if self.cost(rounds, price) > self.left:
@@ -71,20 +76,25 @@ class Purse:
 
 @dataclass(eq=False)
 class Entrant:
-    """A method in the race: where it is, and what its clients score on their validation rows (higher is better)."""
+    """A method in the race, with its state and its clients' scores on their validation rows (higher is better)."""
 
     label: str
-    algorithm: Algorithm
+    ready: Prepared
     engine: Engine
     state: State
     scores: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     losses: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     rounds: int = 0
-    out: bool = False
+    stopped: bool = False
+    diverged: str = ""  # when, and with which step size
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return self.ready.algorithm
 
     @property
     def score(self) -> float:
-        return float(self.scores.mean()) if len(self.scores) else -np.inf
+        return float(np.nanmean(self.scores)) if np.isfinite(self.scores).any() else -np.inf
 
     @property
     def loss(self) -> float:
@@ -94,81 +104,76 @@ class Entrant:
 class Race:
     """Runs methods on a federation whose validation rows judge them; the test rows are not there at all."""
 
-    def __init__(
-        self,
-        task: Task,
-        federation: Federation,
-        batch_size: int | None,
-        seed: int,
-        rounds: int,
-        weights: str,
-        purse: Purse | None = None,
-    ) -> None:
+    def __init__(self, task: Task, federation: Federation, options: Options, budget: Budget | None = None) -> None:
         assert federation.val is not None
-        self.task, self.seed, self.rounds, self.batch_size, self.weights = task, seed, rounds, batch_size, weights
-        self.purse = purse or Purse()
+        self.task, self.options = task, options.but(workers=1)
+        self.budget = budget or Budget()
         self.federation = replace(federation, test=federation.val)
         self.entrants: dict[str, Entrant] = {}
         self.steps = 0  # gradient steps of all clients so far
 
     def enter(self, label: str, algorithm: Algorithm) -> None:
-        plan = make_plan(algorithm, self.task, self.federation, self.batch_size, self.seed, self.weights)
-        state = State(*algorithm.init_server(self.task), Store(len(self.federation)))
-        engine, _ = choose_engine("auto", plan, state.shared, 1, len(self.federation), self.seed, None)
-        self.entrants[label] = Entrant(label, algorithm, engine, state)
+        ready = prepare(algorithm, self.federation, self.task, self.options)
+        state = ready.start()
+        self.entrants[label] = Entrant(label, ready, ready.engine(state)[0], state)
 
     def price(self, label: str) -> int:
         """Bytes of a round of all clients."""
-        who = self.entrants[label]
-        facts = probe(who.algorithm, self.task, who.engine.plan.feed)
+        facts = self.entrants[label].ready.facts
         return (facts["bytes_down"] + facts["bytes_up"]) * len(self.federation)
 
     @one_thread()
     def go(self, label: str, rounds: int) -> bool:
-        """Run a method until it has played ``rounds``, and judge it; False if the purse does not pay for that."""
-        who = self.entrants[label]
-        if rounds <= who.rounds:
+        """Run a method until it has played ``rounds``, and judge it; False if the budget does not pay for that."""
+        entrant = self.entrants[label]
+        if rounds <= entrant.rounds:
             return True
-        if not self.purse.pay(rounds - who.rounds, self.price(label) if self.purse.in_bytes else 1):
+        if not self.budget.pay(rounds - entrant.rounds, self.price(label) if self.budget.in_bytes else 1):
             return False
-        plan = who.engine.plan
-        each = sum(int(plan.feed.steps(np.arange(len(self.federation)), phase).sum()) for phase in plan.feed.phases)
+        plan = entrant.engine.plan
+        steps_per_round = sum(int(plan.feed.steps(np.arange(len(self.federation)), phase).sum()) for phase in plan.feed.phases)
         try:
-            for rnd in play_on(who.engine, who.state, self.rounds, len(self.federation), self.seed):
-                who.state.records.append({})
-                self.steps += each
+            for rnd in play_on(entrant.engine, entrant.state, self.options.rounds, len(self.federation)):
+                entrant.state.records.append({})
+                self.steps += steps_per_round
                 if rnd.number + 1 >= rounds:
                     break
-            _, clients = evaluate(who.engine, who.state.shared, who.state.store)
-        except Diverged:
-            who.out = True
-            who.scores, who.losses = np.zeros(0), np.zeros(0)
+            _, clients = evaluate(entrant.engine, entrant.state.sent, entrant.state.store)
+            check_loss(entrant.engine, entrant.state.sent, entrant.state.store, clients["loss_personal"], rnd)
+        except Diverged as error:
+            entrant.stopped, entrant.diverged = True, error.brief
+            entrant.scores, entrant.losses = np.zeros(0), np.zeros(0)
             return True
-        who.rounds = rounds
-        who.scores, who.losses = _scores(self.task.kind, clients), clients["loss_personal"]
+        entrant.rounds = rounds
+        score = self.task.score
+        entrant.scores, entrant.losses = score.merit(clients[f"{score.name}_personal"]), clients["loss_personal"]
         return True
 
     def standing(self) -> list[Entrant]:
         """Those still in the race that have run, the best first: by their loss, which says more than accuracy on few rows."""
-        return sorted((e for e in self.entrants.values() if e.rounds and not e.out), key=lambda e: (e.loss, -e.score))
+        return sorted((e for e in self.entrants.values() if e.rounds and not e.stopped), key=lambda e: (e.loss, -e.score))
 
     def behind(self, label: str, best: str) -> float:
         """How many standard errors a method's loss is behind another's, paired over clients."""
-        apart = self.entrants[label].losses - self.entrants[best].losses
-        error = apart.std(ddof=1) / np.sqrt(len(apart)) if len(apart) > 1 else np.inf
-        return float(apart.mean() / error) if error > 0 else float(np.sign(apart.mean()) * (np.inf if apart.mean() else 0))
+        gap = self.entrants[label].losses - self.entrants[best].losses
+        error = gap.std(ddof=1) / np.sqrt(len(gap)) if len(gap) > 1 else np.inf
+        return float(gap.mean() / error) if error > 0 else float(np.sign(gap.mean()) * (np.inf if gap.mean() else 0))
 
     def drop(self, keep: int) -> None:
         """Stop those clearly behind the best, and all but the best ``keep``."""
         ranked = self.standing()
-        for place, entrant in enumerate(ranked):
-            if place >= keep or self.behind(entrant.label, ranked[0].label) > BEHIND:
-                entrant.out = True
+        for rank, entrant in enumerate(ranked):
+            if rank >= keep or self.behind(entrant.label, ranked[0].label) > BEHIND:
+                entrant.stopped = True
 
 
-def _scores(kind: str, clients: Columns) -> NDArray[np.float64]:
-    values = clients[f"{score_name(kind)}_personal"]
-    return -values if kind == "regression" else values
+def task_and_rows(federation: Federation, model: str | nn.Module | Task, options: Training) -> tuple[Task, Federation]:
+    """(the task that moves, the rows as the frozen first layers leave them), with validation rows to judge on."""
+    dtype = DTYPES[options.dtype]
+    rows = with_validation(federation.to(dtype), VAL_SHARE, options.seed)
+    task = build_task(model, rows, options.seed, dtype, options.bias, options.backbone)
+    task, rows, _ = after_prefix(scored_by(task, rows, options.score), rows)
+    return task, rows
 
 
 def with_validation(federation: Federation, share: float, seed: int) -> Federation:
@@ -181,32 +186,31 @@ def with_validation(federation: Federation, share: float, seed: int) -> Federati
         raise InvalidData(
             f"client {name} has one training row: none can be set apart to judge on; leave the client out or give val="
         )
-    kept: list[NDArray[np.int64]] = []
-    apart: list[NDArray[np.int64]] = []
+    training_rows: list[NDArray[np.int64]] = []
+    validation_rows: list[NDArray[np.int64]] = []
     for i, name in enumerate(federation.names):
         rows = federation.train.offsets[i] + rng.generator(seed, "validation", rng.purpose(name)).permutation(int(sizes[i]))
         count = min(max(1, round(share * int(sizes[i]))), int(sizes[i]) - 1)
-        apart.append(np.sort(rows[:count]))
-        kept.append(np.sort(rows[count:]))
-    return replace(federation, train=_pick(federation.train, kept), val=_pick(federation.train, apart))
+        validation_rows.append(np.sort(rows[:count]))
+        training_rows.append(np.sort(rows[count:]))
+    return replace(federation, train=_split_of(federation.train, training_rows), val=_split_of(federation.train, validation_rows))
 
 
-def _pick(split: Split, rows: list[NDArray[np.int64]]) -> Split:
+def _split_of(split: Split, rows: list[NDArray[np.int64]]) -> Split:
     index = np.concatenate(rows)
     return Split(split.x[index], split.y[index], np.concatenate([[0], np.cumsum([len(r) for r in rows])]))
 
 
 def table(race: Race) -> list[Mapping[str, Any]]:
-    """What the race has shown, the best first; those that stopped early after the others. ``se`` is the standard error of the
+    """A row per method that has run, the best first, those that stopped early last. ``se`` is the standard error of the
     difference to the first, paired over clients."""
-    rows = sorted((e for e in race.entrants.values() if e.rounds), key=lambda e: (e.out, e.loss, -e.score))
-    name = score_name(race.task.kind)
-    sign = -1 if race.task.kind == "regression" else 1
+    rows = sorted((e for e in race.entrants.values() if e.rounds and not e.diverged), key=lambda e: (e.stopped, e.loss, -e.score))
+    score = race.task.score
     return [
         {
             "method": e.label,
-            f"val_{name}": sign * e.score,
-            "se": _error(rows[0], e),
+            f"val_{score.name}": score.merit(e.score),
+            "se": _standard_error(rows[0], e),
             "val_loss": e.loss,
             "rounds": e.rounds,
         }
@@ -214,7 +218,7 @@ def table(race: Race) -> list[Mapping[str, Any]]:
     ]
 
 
-def _error(first: Entrant, other: Entrant) -> float | None:
+def _standard_error(first: Entrant, other: Entrant) -> float | None:
     if other is first or len(other.scores) != len(first.scores) or len(first.scores) < 2:
         return None
     return float((first.scores - other.scores).std(ddof=1) / np.sqrt(len(first.scores)))

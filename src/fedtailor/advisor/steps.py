@@ -5,17 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 from fedtailor.data.federation import Federation
+from fedtailor.engine.options import AdviceOptions, Options, SweepOptions
 from fedtailor.errors import InvalidArgument
 from fedtailor.task import Task
 from fedtailor.theory.constants import constants
 
 
-def work_of(batch_size: int | None, steps: int | None, epochs: int | None) -> dict[str, Any]:
-    if steps is not None and epochs is not None:
+def work_of(options: AdviceOptions | SweepOptions) -> dict[str, Any]:
+    """The steps or epochs of a round; unless given, ten steps on all rows or two epochs on batches."""
+    if options.steps is not None and options.epochs is not None:
         raise InvalidArgument("give steps or epochs, not both")
-    if steps is None and epochs is None:
-        return {"steps": 10} if batch_size is None else {"epochs": 2}
-    return {"steps": steps} if steps is not None else {"epochs": epochs}
+    if options.steps is None and options.epochs is None:
+        return {"steps": 10} if options.batch_size is None else {"epochs": 2}
+    return {"steps": options.steps} if options.steps is not None else {"epochs": options.epochs}
+
+
+def training(options: AdviceOptions | SweepOptions) -> Options:
+    """The options with which a method is run on the task of ``task_and_rows``, which has started from the backbone already
+    and knows its score."""
+    return Options.of(
+        {
+            name: value
+            for name, value in options.plain().items()
+            if name in Options.model_fields and name not in ("backbone", "score")
+        }
+    )
 
 
 def smoothness_of(task: Task, federation: Federation) -> float | None:
@@ -23,6 +37,6 @@ def smoothness_of(task: Task, federation: Federation) -> float | None:
     return None if task.gradient is None else constants(task, federation, 1e-3).smoothness
 
 
-def short(value: float) -> float:
-    """With four digits, to be read and typed; a step is never made longer than by a thousandth."""
+def four_digits(value: float) -> float:
+    """``value`` rounded to four significant digits, to be read and typed; it changes by less than a thousandth."""
     return float(f"{value:.4g}")

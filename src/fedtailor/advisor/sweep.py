@@ -7,7 +7,6 @@ few rounds, and its end is found by going on from the end of the neighbouring la
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
@@ -16,24 +15,24 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from fedtailor.advisor.advise import VAL_SHARE
-from fedtailor.advisor.pilot import with_validation
-from fedtailor.advisor.steps import short, smoothness_of, work_of
+from fedtailor.advisor.pilot import task_and_rows
+from fedtailor.advisor.steps import four_digits, smoothness_of, training, work_of
 from fedtailor.advisor.tradeoff import Fewest, Place, fewest, front, levels, settled
-from fedtailor.advisor.walk import Callback, Curve, Ground, aims, along, most, schedule
-from fedtailor.algorithms import FedAvg, FedCLUP, FedCLUPDynamic, Local
+from fedtailor.advisor.walk import Callback, LamCurve, Runner, most_rounds, play_from_scratch, references, walk_path
+from fedtailor.algorithms.fedavg import FedAvg
+from fedtailor.algorithms.fedclup import FedCLUP
+from fedtailor.algorithms.fedclup_dynamic import FedCLUPDynamic
+from fedtailor.algorithms.local import Local
 from fedtailor.algorithms.settings import written
 from fedtailor.data.federation import Federation
 from fedtailor.engine.base import one_thread
-from fedtailor.engine.prefix import after_prefix
-from fedtailor.engine.setup import DTYPES, build_task, check
+from fedtailor.engine.options import SweepOptions, taking
 from fedtailor.errors import InvalidArgument, InvalidData
-from fedtailor.metrics.client import score_name
-from fedtailor.server.cohort import cohort_size
-from fedtailor.task import Task
+from fedtailor.task import Kind, Task
+from fedtailor.task.scores import Metric
 
-DECADES = (-4, 1)  # of the smoothness: the lams by themselves
-FEW = 6  # rounds seen of a curve below which its estimate is rough
+DECADES = (-4, 1)  # powers of ten, times the smoothness, between which lams are spread unless given
+FEW = 6  # rounds played of a curve below which its estimate is rough
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,11 +45,12 @@ class Sweep:
     where these are not known, Problem (2)'s exact solution at that lam (``"solution"``).
     """
 
-    kind: str
+    kind: Kind
+    score_by: Metric
     clients: int
     rounds: int
-    path: tuple[Curve, ...]
-    dynamic: Curve | None
+    path: tuple[LamCurve, ...]
+    dynamic: LamCurve | None
     ends: Mapping[str, Mapping[str, float]]
     front: tuple[Place, ...]
     fewest: tuple[Fewest, ...]
@@ -62,7 +62,7 @@ class Sweep:
 
     @property
     def score(self) -> str:
-        return score_name(self.kind)
+        return self.score_by.name
 
     def json(self) -> dict[str, Any]:
         """The same as plain values."""
@@ -103,103 +103,85 @@ class Sweep:
         return rows
 
 
+@taking(SweepOptions)
 @one_thread()
 def sweep(
-    federation: Federation,
-    model: str | nn.Module | Task = "linear",
-    *,
-    lams: int | Sequence[float] = 10,
-    rounds: int = 50,
-    targets: Sequence[float] | None = None,
-    batch_size: int | None = None,
-    steps: int | None = None,
-    epochs: int | None = None,
-    lr: float | None = None,
-    cohort: float | int = 1.0,
-    seed: int = 0,
-    weights: str = "uniform",
-    bias: bool = True,
-    dtype: str = "float32",
-    dynamic: bool = True,
-    backbone: str | os.PathLike[str] | None = None,
-    callback: Callback | None = None,
+    federation: Federation, model: str | nn.Module | Task = "linear", *, callback: Callback | None = None, **settings: Any
 ) -> Sweep:
     """FedCLUP's score on validation rows against rounds and bytes, for lam from local to global.
 
-    ``lams`` are the degrees, or how many (spread over the curvature of the clients' risks). ``rounds`` is how long a run for
-    one lam would be, ``steps`` or ``epochs`` the work in a round (ten full-batch steps; two epochs where there are batches),
-    ``lr`` the step size at lam = 0 (from the smoothness of a linear model, 0.1 otherwise; at lam it is 1/(1/lr + lam)).
-    ``targets`` are the scores to reach in the fewest rounds. ``dynamic`` runs FedCLUPDynamic as well, for ``rounds`` rounds
-    more. ``backbone`` is as for ``run``. ``callback`` is given a record per round played.
+    A number of ``lams`` is spread over the curvature of the clients' risks. ``lr`` is the step size at lam = 0 (from the
+    smoothness of a linear model, 0.1 otherwise); at lam it is 1/(1/lr + lam). ``dynamic`` costs ``rounds`` rounds more.
+    ``callback`` is given a record per round played.
     """
-    check(FedCLUP(), federation, rounds, batch_size, seed, "auto", None, dtype, weights, None, 0.0, "cpu")
+    options = SweepOptions.of(settings)
+    training_options = training(options)
     if len(federation) < 2:
         raise InvalidData("there is one client only: nobody to share with; check which column names the clients")
-    wanted = None if targets is None else _targets(targets)
-    work = work_of(batch_size, steps, epochs)
-    rows = with_validation(federation.to(DTYPES[dtype]), VAL_SHARE, seed)
-    task, rows, _ = after_prefix(build_task(model, rows, seed, DTYPES[dtype], bias, backbone), rows)
+    rounds, targets, work = options.rounds, None if options.targets is None else _targets(options.targets), work_of(options)
+    task, rows = task_and_rows(federation, model, options)
     assert rows.val is not None
     smoothness = smoothness_of(task, rows)
-    bend = max(1 / _positive("lr", lr) if lr is not None else 0.0, smoothness or 0.0) or 10.0
-    degrees = _degrees(lams, bend)
-    ground = Ground(task, replace(rows, test=rows.val), batch_size, seed, weights, cohort_size(cohort, len(rows)), callback)
-    goals, error_of = aims(task, rows, degrees, weights)
+    curvature = max(1 / options.lr if options.lr is not None else 0.0, smoothness or 0.0) or 10.0
+    degrees = _degrees(options.lams, curvature)
+    runner = Runner(task, replace(rows, test=rows.val), training_options, callback)
+    compared, error_of = references(task, rows, degrees, training_options.weights)
 
     def method(lam: float) -> FedCLUP:
         """Where L is known the server's step is that of the paper's experiments, 1/L_g; otherwise the server averages."""
-        server = None if smoothness is None else (lam + bend) / (lam * bend)
-        return FedCLUP(lam=lam, lr=short(1 / (bend + lam)), server_lr=server and short(server), **work)
+        server = None if smoothness is None else (lam + curvature) / (lam * curvature)
+        return FedCLUP(lam=lam, lr=four_digits(1 / (curvature + lam)), server_lr=server and four_digits(server), **work)
 
     # one full-batch step is the pooled gradient: one model for all, without the drift of several
-    ends = {"local": Local(lr=1 / bend, **work), "shared": FedAvg(lr=1 / bend, **({"steps": 1} if batch_size is None else work))}
+    ends = {
+        "local": Local(lr=1 / curvature, **work),
+        "shared": FedAvg(lr=1 / curvature, **({"steps": 1} if training_options.batch_size is None else work)),
+    }
     order = slice(None, None, 1 if smoothness is not None else -1)  # the local models of a network cannot be averaged
-    found = along(ground, [method(lam) for lam in degrees[order]], dict(list(ends.items())[order]), rounds, goals)
-    path = tuple(found.curves[order])
-    growing = (
-        schedule(ground, _growing(degrees, bend, work), rounds, goals.get(degrees[0]) if error_of == "truth" else None)
-        if dynamic
-        else None
-    )
+    walked = walk_path(runner, [method(lam) for lam in degrees[order]], dict(list(ends.items())[order]), rounds, compared)
+    path = tuple(walked.curves[order])
+    truth = compared.get(degrees[0]) if error_of == "truth" else None
+    dynamic = play_from_scratch(runner, _dynamic_method(degrees, curvature, work), rounds, truth) if options.dynamic else None
 
-    higher = score_name(task.kind) == "acc"
+    higher = task.score.higher
     curves = {curve.lam: curve.curve for curve in path if curve.lam is not None}
-    wanted = levels([points[-1].val_score for points in curves.values()], higher) if wanted is None else wanted
+    targets = levels([points[-1].val_score for points in curves.values()], higher) if targets is None else targets
     result = Sweep(
         kind=task.kind,
+        score_by=task.score,
         clients=len(rows),
         rounds=rounds,
         path=path,
-        dynamic=growing,
-        ends={name: {k: getattr(found.ends[name], k) for k in ("val_score", "val_loss")} for name in ends},
+        dynamic=dynamic,
+        ends={name: {k: getattr(walked.ends[name], k) for k in ("val_score", "val_loss")} for name in ends},
         front=tuple(front(curves, higher)),
-        fewest=tuple(fewest(curves, wanted, higher)),
-        rounds_used=found.rounds,
+        fewest=tuple(fewest(curves, targets, higher)),
+        rounds_used=walked.rounds,
         rounds_separate=rounds * len(degrees),
         error_of=error_of,
-        notes=_notes(path, ground),
+        notes=_notes(path, runner),
     )
     return replace(result, text=_words(result))
 
 
 def total(rounds: int, lams: int | Sequence[float], dynamic: bool) -> int:
     """Rounds that a sweep plays at most."""
-    return most(rounds, lams if isinstance(lams, int) else len(set(lams))) + rounds * dynamic
+    return most_rounds(rounds, lams if isinstance(lams, int) else len(set(lams))) + rounds * dynamic
 
 
-# -- what is asked ---------------------------------------------------------------------------------------------------------
+# -- checked settings -------------------------------------------------------------------------------------------------------
 def _positive(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < np.inf:
         raise InvalidArgument(f"{name} must be a positive number, not {value!r}")
     return float(value)
 
 
-def _degrees(lams: int | Sequence[float], bend: float) -> list[float]:
+def _degrees(lams: int | Sequence[float], curvature: float) -> list[float]:
     """The lams, rising; a number of them is spread evenly in log over ``DECADES`` of the smoothness."""
     if isinstance(lams, (int, np.integer)) and not isinstance(lams, bool):
         if not 2 <= lams <= 1000:
             raise InvalidArgument(f"lams must be at least 2 (and at most 1000), or a list of positive numbers, not {lams}")
-        return [short(lam) for lam in bend * np.logspace(*DECADES, int(lams))]
+        return [four_digits(lam) for lam in curvature * np.logspace(*DECADES, int(lams))]
     if isinstance(lams, (str, bool)) or not isinstance(lams, (Sequence, np.ndarray)):
         raise InvalidArgument(f"lams must be a number of lams or a list of positive numbers, not {lams!r}")
     out = sorted({_positive("every lam", lam) for lam in lams})
@@ -214,25 +196,25 @@ def _targets(targets: Sequence[float]) -> list[float]:
     return [float(target) for target in targets]
 
 
-def _growing(lams: Sequence[float], bend: float, work: Mapping[str, Any]) -> FedCLUPDynamic:
+def _dynamic_method(lams: Sequence[float], curvature: float, work: Mapping[str, Any]) -> FedCLUPDynamic:
     """The dynamic schedule: from the smallest lam up to the curvature, its step size safe all the way."""
-    ceiling = max(lams[0], min(lams[-1], bend))
-    factor = float(np.clip((lams[-1] / lams[0]) ** (1 / (len(lams) - 1)), 2, 4))
-    return FedCLUPDynamic(lam=lams[0], factor=short(factor), ceiling=short(ceiling), lr=short(1 / (bend + ceiling)), **work)
+    ceiling = max(lams[0], min(lams[-1], curvature))
+    factor, lr = (lams[-1] / lams[0]) ** (1 / (len(lams) - 1)), four_digits(1 / (curvature + ceiling))
+    return FedCLUPDynamic(lam=lams[0], factor=four_digits(np.clip(factor, 2, 4)), ceiling=four_digits(ceiling), lr=lr, **work)
 
 
 # -- in words --------------------------------------------------------------------------------------------------------------
-def _notes(path: Sequence[Curve], ground: Ground) -> tuple[str, ...]:
+def _notes(path: Sequence[LamCurve], runner: Runner) -> tuple[str, ...]:
     out = []
-    guessed = [curve.measured for curve in path if curve.estimated]
-    if guessed:
-        few = f"{min(guessed)}" if min(guessed) == max(guessed) else f"{min(guessed)} to {max(guessed)}"
+    played = [curve.measured for curve in path if curve.estimated]
+    if played:
+        few = f"{min(played)}" if min(played) == max(played) else f"{min(played)} to {max(played)}"
         out.append(
-            f"The curves of {len(guessed)} of {len(path)} lams were played from scratch for {few} rounds; their later rounds are "
+            f"The curves of {len(played)} of {len(path)} lams were played from scratch for {few} rounds; their later rounds are "
             "estimated from these and from where the warm-started path ends."
         )
-        if min(guessed) < FEW or ground.task.gradient is None or ground.batch_size is not None:
-            why = "few rounds" if min(guessed) < FEW else "a network" if ground.task.gradient is None else "random batches"
+        if min(played) < FEW or runner.task.gradient is None or runner.options.batch_size is not None:
+            why = "few rounds" if min(played) < FEW else "a network" if runner.task.gradient is None else "random batches"
             out.append(f"With {why} this estimate is rough; ft.run (fedtailor run fedclup) gives the curve of one lam exactly.")
     moving = sum(not curve.rested for curve in path)
     if moving:
@@ -240,28 +222,27 @@ def _notes(path: Sequence[Curve], ground: Ground) -> tuple[str, ...]:
     return tuple(out)
 
 
-def _words(found: Sweep) -> str:
-    name = "accuracy" if found.score == "acc" else "mean squared error"
-    sign = 1 if found.score == "acc" else -1
-    share = found.rounds_used / found.rounds_separate
-    best = max(found.path, key=lambda c: sign * c.curve[-1].val_score)
-    local, shared = (found.ends[end]["val_score"] for end in ("local", "shared"))
+def _words(swept: Sweep) -> str:
+    score = swept.score_by
+    share = swept.rounds_used / swept.rounds_separate
+    best = max(swept.path, key=lambda c: score.merit(c.curve[-1].val_score))
+    local, shared = (swept.ends[end]["val_score"] for end in ("local", "shared"))
     out = [
-        f"{found.clients} clients, {len(found.path)} lams, {found.rounds_used} rounds played in place of {found.rounds_separate} "
+        f"{swept.clients} clients, {len(swept.path)} lams, {swept.rounds_used} rounds played in place of {swept.rounds_separate} "
         f"({share:.0%}).",
-        f"Validation {name}: training alone {local:.4g}, one model for all {shared:.4g}; best after {found.rounds} rounds "
+        f"Validation {score.words}: training alone {local:.4g}, one model for all {shared:.4g}; best after {swept.rounds} rounds "
         f"{best.curve[-1].val_score:.4g} with {written(best.algorithm)}.",
     ]
-    for row in found.fewest:
+    for row in swept.fewest:
         if row.lam is None:
-            out.append(f"Target {row.target:.4g}: not reached in {found.rounds} rounds.")
+            out.append(f"Target {row.target:.4g}: not reached in {swept.rounds} rounds.")
             continue
-        free = "; training alone reaches it with no traffic" if sign * local >= sign * row.target else ""
+        free = "; training alone reaches it with no traffic" if score.gain(local, row.target) >= 0 else ""
         took = f"{row.rounds} round{'s' * (row.rounds != 1)}, {(row.bytes or 0) / 1e6:.3g} MB"
         out.append(f"Target {row.target:.4g}: lam = {row.lam:.3g}, {took}{free}.")
-    if found.dynamic is not None:
+    if swept.dynamic is not None:
         out.append(
-            f"The dynamic schedule ({written(found.dynamic.algorithm)}) reaches {found.dynamic.end.val_score:.4g} in "
-            f"{found.rounds} rounds, played in addition."
+            f"The dynamic schedule ({written(swept.dynamic.algorithm)}) reaches {swept.dynamic.end.val_score:.4g} in "
+            f"{swept.rounds} rounds, played in addition."
         )
-    return "\n".join([*out, *found.notes, "Test rows were not looked at."])
+    return "\n".join([*out, *swept.notes, "Test rows were not looked at."])

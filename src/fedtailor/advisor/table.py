@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import ast
 import sys
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from fedtailor.advisor.card import SETTINGS, Card, card, cards, example
-from fedtailor.algorithms import METHODS, registry
+from fedtailor.advisor.card import Card, card, cards
+from fedtailor.algorithms import METHODS
 from fedtailor.algorithms.base import Algorithm, Limit
+from fedtailor.algorithms.settings import settings
 from fedtailor.errors import InvalidArgument, LawBroken
 from fedtailor.laws.check import CLOSE, LAWS, check_algorithm
 from fedtailor.laws.ground import network
+from fedtailor.runs import files
 
-HELPERS = {"__init__", "risks"}  # in tests/oracles, but no method's transcription
+NONE = "none"
 TOP = """# The methods, and what is known about each
 
 This file is written by `make docs` (`python -m fedtailor.advisor.table`); do not edit it. Every figure in it was found by running
@@ -31,10 +31,12 @@ the method with its defaults ({settings}), or in the tests.
   network with batch norm and dropout. The law of limits is tried, and counted, only where a limit is declared. "does not fit":
   the method refuses this model.
 - **limits**: the reductions that the method declares; they are tried by the law of limits.
-- **oracle**: the NumPy transcription of the paper (`tests/oracles/`) that a test compares the method with.
-- **fixed point**: yes where the name of a test that runs the method says "reach": to a minimiser known in closed form.
+- **oracle**: the file in `tests/oracles/` with a transcription of the paper that the method is compared with round by round, and
+  in how many settings (batches, clients of a round, weights, options), each on both engines.
+- **fixed point**: the minimiser, known in closed form, that the method reaches, and how closely
+  (`tests/algorithms/fixed_points.py`).
 
-Oracles and fixed points were found by reading the tests; `make check` runs them.
+Oracles and fixed points are read from the tables that `make check-all` runs.
 """
 MIDDLE = """
 ## What it takes
@@ -54,47 +56,29 @@ Found by running the method on the laws' network ({parameters} parameters, {byte
 """
 
 
-@dataclass
-class Found:
-    """What the tests say: oracles by method, and the methods with a fixed point."""
-
-    oracles: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    reaching: set[str] = field(default_factory=set)
-
-
-@dataclass(frozen=True)
-class Test:
-    """A test function: the methods and the oracles named in it."""
-
-    name: str
-    methods: frozenset[str]
-    oracles: frozenset[str]
-
-
 def main(path: str = "docs/methods.md") -> None:
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(page(), encoding="utf-8")
+    files.write(Path(path), page())
 
 
 def page() -> str:
-    found, facts = search(Path("tests")), cards()
-    checked = [evidence(method, found) for method in METHODS]
-    settings = "; ".join(f"{name}: {words(values)}" for name, values in SETTINGS.items())
+    facts, evidence_rows = cards(), [evidence(method) for method in METHODS]
+    examples = {method.__name__: settings(method.example()) for method in METHODS}
+    needed = "; ".join(f"{name}: {words(values)}" for name, values in examples.items() if values)
     middle = MIDDLE.format(parameters=facts[0].model_parameters, bytes=facts[0].model_bytes)
-    return f"{TOP.format(settings=settings)}\n{markdown(checked)}{middle}{markdown([costs(fact) for fact in facts])}"
+    return f"{TOP.format(settings=needed)}\n{markdown(evidence_rows)}{middle}{markdown([costs(fact) for fact in facts])}"
 
 
-def evidence(method: type[Algorithm], found: Found | None) -> dict[str, str]:
+def evidence(method: type[Algorithm]) -> dict[str, str]:
     """A method's row of the first table."""
-    algorithm, name = example(method), method.__name__
+    algorithm = method.example()
     return {
-        "method": name,
+        "method": method.__name__,
         "reference": reference(method),
         "laws, linear": laws_kept(algorithm, "linear"),
         "laws, network": laws_kept(algorithm, network()),
         "limits": "; ".join(in_words(limit) for limit in algorithm.limits) or "none declared",
-        "oracle": "not looked for" if found is None else ", ".join(sorted(found.oracles[name])) or "none found",
-        "fixed point": "not looked for" if found is None else "yes" if name in found.reaching else "none found",
+        "oracle": oracle(method),
+        "fixed point": fixed_point(method),
     }
 
 
@@ -134,61 +118,40 @@ def in_words(limit: Limit) -> str:
     """A declared reduction as a sentence."""
     when, also = words(limit.change), words(limit.also)
     other = f"{limit.equals} ({also})" if also else limit.equals
-    what = f"it predicts as {other}" if limit.compares == "personal" else f"its shared state is that of {other}"
-    return f"{f'with {when} ' if when else ''}{what}{', bit for bit' if limit.exact else f', to {CLOSE:g}'}"
+    claim = f"it predicts as {other}" if limit.compares == "personal" else f"its shared state is that of {other}"
+    return f"{f'with {when} ' if when else ''}{claim}{', bit for bit' if limit.exact else f', to {CLOSE:g}'}"
 
 
-def words(settings: Mapping[str, Any]) -> str:
+def words(values: Mapping[str, Any]) -> str:
     """Fields and their values; one set to None is left out."""
-    return ", ".join(f"{k} = {v:g}" if isinstance(v, float) else f"{k} = {v!r}" for k, v in settings.items() if v is not None)
+    return ", ".join(f"{k} = {v:g}" if isinstance(v, float) else f"{k} = {v!r}" for k, v in values.items() if v is not None)
 
 
-# -- the tests --------------------------------------------------------------------------------------------------------
-def search(folder: Path) -> Found | None:
-    """Read the tests in ``folder`` of the working directory; None where there are none."""
-    if not (folder / "test_oracles.py").exists():
-        return None
-    found = Found()
-    files = {path.stem for path in (folder / "oracles").glob("*.py")} - HELPERS
-    for path in sorted(folder.glob("test_oracles*.py")):
-        for name, oracle in cases(import_module(f"{folder.name}.{path.stem}"), files):
-            found.oracles[name].add(oracle)
-        for test in tests(path, files):
-            if len(test.methods) == 1:  # a test of its own: no doubt whose oracle it is
-                found.oracles[next(iter(test.methods))] |= test.oracles
-    for path in (folder / "test_limits.py", *sorted(folder.glob("test_oracles*.py"))):
-        for test in tests(path, files):
-            if "reach" in test.name:
-                found.reaching |= {method for method in test.methods if not beaten(method, test.name)}
-    return found
+def oracle(method: type[Algorithm]) -> str:
+    """What the method's file in tests/oracles compares it with."""
+    stem = method.__module__.rpartition(".")[2]
+    module = tests_module(f"oracles.{stem}")
+    if module is None:
+        return NONE
+    count = sum(len(case.settings) for case in getattr(module, "CASES", ()))
+    return f"{stem}, in {count} setting{'s' * (count > 1)}" if count else stem
 
 
-def beaten(method: str, test: str) -> bool:
-    """Whether the test's name has the method in it only for comparison: ``fedavg_does_not``, ``than_l2gd``."""
-    return f"{method.lower()}_does_not" in test or f"than_{method.lower()}" in test
+def fixed_point(method: type[Algorithm]) -> str:
+    """The minimisers that the tests let the method reach, and how closely."""
+    module = tests_module("algorithms.fixed_points")
+    points = [point for point in module.TABLE if type(point.method) is method] if module else []
+    return "; ".join(dict.fromkeys(f"{point.words}, to {point.tolerance:g}" for point in points)) or NONE
 
 
-def cases(module: Any, files: set[str]) -> Iterator[tuple[str, str]]:
-    """(method, oracle) from a test module's tables: dicts of tuples that hold the name of an oracle's file."""
-    for table in vars(module).values():
-        if not isinstance(table, dict):
-            continue
-        for key, case in table.items():
-            if isinstance(case, tuple) and key.split()[0] in registry:
-                yield from ((key.split()[0], part) for part in case if isinstance(part, str) and part in files)
-
-
-def tests(path: Path, files: set[str]) -> list[Test]:
-    """The test functions of a file, with the methods (``ft.Name``) and oracles (modules or their names) that they mention."""
-    functions = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)]
-    return [_read(function, files) for function in functions if function.name.startswith("test_")]
-
-
-def _read(function: ast.FunctionDef, files: set[str]) -> Test:
-    inside = [node for statement in function.body for node in ast.walk(statement)]
-    methods = {n.attr for n in inside if isinstance(n, ast.Attribute) and n.attr in registry}
-    named = {n.id for n in inside if isinstance(n, ast.Name)} | {n.value for n in inside if isinstance(n, ast.Constant)}
-    return Test(function.name, frozenset(methods), frozenset(files & named))
+def tests_module(name: str) -> ModuleType | None:
+    """A module of the tests in the working directory; None where there is none of this name."""
+    try:
+        return import_module(f"tests.{name}")
+    except ModuleNotFoundError as missing:
+        if missing.name is not None and f"tests.{name}".startswith(missing.name):
+            return None
+        raise
 
 
 def markdown(rows: Sequence[Mapping[str, str]]) -> str:

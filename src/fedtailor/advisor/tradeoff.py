@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-LEVELS = (0.25, 0.5, 0.75, 0.9, 1.0)  # of the way from the worst score to the best: where targets stand by themselves
+LEVELS = (0.25, 0.5, 0.75, 0.9, 1.0)  # shares of the way from the worst score to the best: the targets unless given
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,14 @@ def levels(scores: Sequence[float], higher: bool) -> list[float]:
     return list(dict.fromkeys(best if level == 1 else worst + level * (best - worst) for level in LEVELS))
 
 
-def purse(rounds: int, lams: int) -> int:
+def round_budget(rounds: int, lams: int) -> int:
     """Rounds that a sweep may spend: one run for the first lam and less than a third of one for each further."""
     return -(-rounds * (lams + 2) // 3) - 1
 
 
 def settled(points: Sequence[Point]) -> Point:
-    """The first point from which the loss stays within a twentieth of the way that it goes, of where it ends."""
+    """The first point from which on the loss stays near its end: within a twentieth of its change from first to last."""
     last = points[-1].val_loss
-    near = 0.05 * abs(points[0].val_loss - last)
-    late = [i for i, p in enumerate(points) if abs(p.val_loss - last) > near]
-    return points[min(late[-1] + 1 if late else 0, len(points) - 1)]
+    tolerance = 0.05 * abs(points[0].val_loss - last)
+    outside = [i for i, p in enumerate(points) if abs(p.val_loss - last) > tolerance]
+    return points[min(outside[-1] + 1 if outside else 0, len(points) - 1)]

@@ -1,38 +1,42 @@
-"""Walking along the lams: every one begun cold for a few rounds, its end found from the end of its neighbour."""
+"""The path over the lams: each is played from scratch (cold) for a few rounds, its end found from its neighbour's (warm)."""
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtailor import tree
 from fedtailor.advisor import extrapolate
-from fedtailor.advisor.tradeoff import Point, purse
-from fedtailor.algorithms import FedAvg, FedCLUP
-from fedtailor.algorithms.base import Algorithm
+from fedtailor.advisor.tradeoff import Point, round_budget
+from fedtailor.algorithms.base import Algorithm, Round
+from fedtailor.algorithms.fedavg import FedAvg
+from fedtailor.algorithms.fedclup import FedCLUP
 from fedtailor.algorithms.settings import written
 from fedtailor.data.federation import Federation
 from fedtailor.engine.base import Engine
-from fedtailor.engine.run import State, choose_engine, play_on
-from fedtailor.engine.setup import make_plan
+from fedtailor.engine.divergence import check_loss
+from fedtailor.engine.options import Options
+from fedtailor.engine.prepare import Prepared, prepare
+from fedtailor.engine.rounds import play_on
+from fedtailor.engine.state import State
 from fedtailor.errors import Diverged, FedtailorError, InvalidArgument
-from fedtailor.metrics.client import hits, score_name
-from fedtailor.metrics.cost import probe
 from fedtailor.metrics.truth import fits
-from fedtailor.runs.store import Store
 from fedtailor.task import Task
 from fedtailor.theory.envelope import solve_path
 
-PILOT = 0.2  # of the rounds: played from scratch for every lam at least
-COLD = 0.6  # of what there is to spend on a lam
-SEEN = 16  # rounds that the later ones are estimated from, at most
-REST = 1e-4  # of the way from the start: what may be left of it when a run counts as come to rest
+PILOT = 0.2  # share of the rounds that is played from scratch for every lam, at least
+COLD = 0.6  # share of a lam's budget that is spent on rounds from scratch
+SEEN = 16  # last rounds, at most, from which the later ones are estimated
+REST = 1e-4  # share of the way from the start that may be left when a run counts as at rest
 CALM = 1e-3  # relative change of the validation loss over three rounds, where rounds are random
 STEP = 0.02  # estimated rounds are measured this far apart, relative to their number
 SOLVABLE = 1e8  # clients x parameters^3 up to which Problem (2) is solved exactly, for the error
@@ -41,8 +45,8 @@ Callback = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, eq=False)
-class Curve:
-    """One lam (None: the dynamic schedule): its score by rounds and bytes of a run from scratch, and where it ends.
+class LamCurve:
+    """The scores of one lam (None: the dynamic schedule) by rounds and bytes, as of a run from scratch, and where they end.
 
     The first ``measured`` rounds were played, those after them are estimated. ``end`` is the point the warm-started rounds came
     to, ``rested`` whether they came to rest there. ``rounds_used`` counts the rounds played for this lam, cold and warm.
@@ -73,7 +77,7 @@ class Curve:
 
 
 class Reading(NamedTuple):
-    """What is kept of a round: predictions on the validation rows, in their order; the clients' models, if there is an aim."""
+    """The result of a round: predictions on the validation rows, in their order, and the clients' models if they are compared."""
 
     logits: Tensor
     models: Tensor | None
@@ -81,102 +85,129 @@ class Reading(NamedTuple):
     def mixed(self, others: Sequence[Reading], shares: Tensor) -> Reading:
         """self + shares @ (others - self)."""
 
-        def mix(here: Tensor | None, there: Sequence[Any]) -> Any:
-            return None if here is None else here + torch.tensordot(shares.to(here), torch.stack(list(there)) - here, 1)
+        def mix(own: Tensor | None, theirs: Sequence[Any]) -> Any:
+            return None if own is None else own + torch.tensordot(shares.to(own), torch.stack(list(theirs)) - own, 1)
 
         return Reading(mix(self.logits, [o.logits for o in others]), mix(self.models, [o.models for o in others]))
 
 
+@contextmanager
+def _refusing_divergence(label: str) -> Iterator[None]:
+    try:
+        yield
+    except Diverged as error:
+        raise InvalidArgument(f"{label} diverges ({error})") from error
+
+
 @dataclass(eq=False)
-class Ground:
-    """The federation, and how a method is played and measured on it: on validation rows."""
+class Runner:
+    """Plays methods on a federation and measures them on its validation rows."""
 
     task: Task
     rows: Federation
-    batch_size: int | None
-    seed: int
-    weights: str
-    size: int  # clients per round
+    options: Options
     callback: Callback | None = None
-    engine: str = "auto"
     origin: Tensor | None = None  # predictions of the untrained model
 
+    @property
+    def random(self) -> bool:
+        """Whether a round takes some of the rows or some of the clients, so that rounds differ by chance."""
+        return self.options.batch_size is not None or self.options.size(len(self.rows)) < len(self.rows)
+
     def fresh(self, algorithm: Algorithm) -> State:
-        return State(*algorithm.init_server(self.task), Store(len(self.rows)))
+        return self.prepared(algorithm).start()
+
+    def prepared(self, algorithm: Algorithm) -> Prepared:
+        return prepare(algorithm, self.rows, self.task, self.options)
 
     def play(
-        self, algorithm: Algorithm, state: State, rounds: int, label: str, aim: Tensor | None = None, rest: bool = True
+        self, algorithm: Algorithm, state: State, rounds: int, label: str, reference: Tensor | None = None, rest: bool = True
     ) -> Iterator[tuple[Reading, Point, bool]]:
         """(reading, point, come to rest) before the first round and after each; ends after ``rounds``, or at rest."""
-        plan = make_plan(algorithm, self.task, self.rows, self.batch_size, self.seed, self.weights)
-        facts = probe(algorithm, self.task, plan.feed)
-        sent = {name: facts[name] * self.size for name in ("bytes_down", "bytes_up")}
+        ready = self.prepared(algorithm)
+        sent = {name: ready.facts[name] * ready.size for name in ("bytes_down", "bytes_up")}
         state.records = []
         last: list[Reading] = []
         losses: list[float] = []
-        engine, _ = choose_engine(self.engine, plan, state.shared, None, self.size, self.seed, None)
-        self.engine = engine.name
+        engine, _ = ready.engine(state)
+        self.options = self.options.but(engine=engine.name)  # the same one for all lams
         with engine:
-            numbers = play_on(engine, state, rounds, self.size, self.seed)
+            played = play_on(engine, state, rounds, ready.size)
+            rnd: Round | None = None
             while True:
                 done = len(state.records)
-                now = self._read(engine, state, aim is not None)
-                point = self.point(now, done, sum(sent.values()) * done, aim)
+                reading = self._read(engine, state, reference is not None)
+                point = self.point(reading, done, sum(sent.values()) * done, reference)
+                if rnd is not None:
+                    with _refusing_divergence(label):
+                        check_loss(engine, state.sent, state.store, np.array([point.val_loss]), rnd)
                 if self.origin is None:
-                    self.origin = now.logits
+                    self.origin = reading.logits
                 if done and self.callback is not None:
-                    score = {f"{score_name(self.task.kind)}_personal": point.val_score}
+                    score = {f"{self.task.score.name}_personal": point.val_score}
                     self.callback({"round": done - 1, "label": label, **sent, **score})
-                last, losses = [*last[-2:], now], [*losses[-5:], point.val_loss]
-                still = rest and self._rests(last, losses)
-                yield now, point, still
-                if still or not self._next(numbers, label):
+                last, losses = [*last[-2:], reading], [*losses[-5:], point.val_loss]
+                rests = rest and self._rests(last, losses)
+                yield reading, point, rests
+                if rests:
+                    return
+                with _refusing_divergence(label):
+                    rnd = next(played, None)
+                if rnd is None:
                     return
                 state.records.append({})
 
-    @staticmethod
-    def _next(numbers: Iterator[Any], label: str) -> bool:
-        try:
-            return next(numbers, None) is not None
-        except Diverged as error:
-            raise InvalidArgument(f"{label} diverges ({error}); give a smaller lr, or standardise the features") from error
-
     def _rests(self, last: Sequence[Reading], losses: Sequence[float]) -> bool:
         """Whether the rounds lead nowhere any more: predictions by their shrinking changes; the loss, where rounds are random."""
-        if self.batch_size is not None or self.size < len(self.rows):
+        if self.random:
             if len(losses) < 6:
                 return False
             before, now = float(np.mean(losses[:3])), float(np.mean(losses[3:]))
             return abs(now - before) <= CALM * abs(before)
         if len(last) < 3 or self.origin is None:
             return False
-        return extrapolate.left(*(reading.logits for reading in last)) <= REST * float(torch.dist(last[-1].logits, self.origin))
+        way = float(torch.dist(last[-1].logits, self.origin))
+        return extrapolate.distance_left(*(reading.logits for reading in last)) <= REST * way
 
     def _read(self, engine: Engine, state: State, models: bool) -> Reading:
         val = self.rows.val
         assert val is not None
         out: Tensor | None = None
-        for ids, own, _, _, mask, _ in engine.predictions(state.shared, np.arange(len(self.rows)), state.store, val):
+        for ids, personal, _, _, mask, _ in engine.predictions(state.shared, np.arange(len(self.rows)), state.store, val):
             if out is None:
-                out = own.new_empty(len(val.y), *own.shape[2:])
+                out = personal.new_empty(len(val.y), *personal.shape[2:])
             place = torch.from_numpy(val.offsets[ids])[:, None] + torch.arange(mask.shape[1])
-            out[place[mask]] = own[mask]
+            out[place[mask]] = personal[mask]
         assert out is not None
         return Reading(out, self._models(state) if models else None)
 
     def _models(self, state: State) -> Tensor:
         """The clients' models, [clients, parameters] by name."""
-        whole = tree.trainable(_whole(state, len(self.rows)))
-        return torch.cat([whole[name].flatten(1).double() for name in sorted(whole)], 1)
+        models = tree.trainable(_client_models(state, len(self.rows)))
+        return torch.cat([models[name].flatten(1).double() for name in sorted(models)], 1)
 
-    def point(self, reading: Reading, number: int, sent: int, aim: Tensor | None) -> Point:
+    def scores(self, reading: Reading) -> NDArray[np.float64]:
+        """Every client's score on its validation rows; NaN where it has none."""
+        val, measure = self.rows.val, self.task.score.clients
+        assert val is not None
+        if measure is None:
+            rights = self.task.kind.hits(reading.logits, val.y).numpy()
+            return np.add.reduceat(rights, val.offsets[:-1]) / val.sizes
+        out = np.full(len(val.sizes), np.nan)
+        for i, (start, end) in enumerate(itertools.pairwise(val.offsets)):
+            real = torch.ones(1, int(end - start), dtype=torch.bool)
+            found = measure(reading.logits[start:end].unsqueeze(0), val.y[start:end].unsqueeze(0), real)
+            out[i] = np.nan if found is None else found[0]
+        return out
+
+    def point(self, reading: Reading, number: int, sent: int, reference: Tensor | None) -> Point:
         """Means over clients, each over its own validation rows."""
         val = self.rows.val
         assert val is not None
-        rights = hits(self.task.kind, reading.logits, val.y).numpy()
         costs = self.task.example_loss(reading.logits, val.y).double().numpy()
-        score, loss = (float(np.mean(np.add.reduceat(v, val.offsets[:-1]) / val.sizes)) for v in (rights, costs))
-        error = None if aim is None or reading.models is None else float(((reading.models - aim) ** 2).sum(1).mean())
+        loss = float(np.mean(np.add.reduceat(costs, val.offsets[:-1]) / val.sizes))
+        score = float(np.nanmean(self.scores(reading)))
+        error = None if reference is None or reading.models is None else float(((reading.models - reference) ** 2).sum(1).mean())
         return Point(number, int(sent), score, loss, error)
 
 
@@ -184,7 +215,7 @@ def flat(model: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([model[name].flatten().double() for name in sorted(model)])
 
 
-def aims(task: Task, rows: Federation, lams: Sequence[float], weights: str) -> tuple[dict[float, Tensor], str | None]:
+def references(task: Task, rows: Federation, lams: Sequence[float], weights: str) -> tuple[dict[float, Tensor], str | None]:
     """For every lam the models [clients, parameters] that the error is the distance to, and what they are."""
     start = tree.trainable(task.init())
     if rows.truth is not None and fits(task, rows.truth[0]):
@@ -193,18 +224,18 @@ def aims(task: Task, rows: Federation, lams: Sequence[float], weights: str) -> t
     if task.gradient is None or len(rows) * float(tree.size(start)) ** 3 > SOLVABLE:
         return {}, None
     try:
-        found = solve_path(task, rows, lams, weights=weights)
+        solutions = solve_path(task, rows, lams, weights=weights)
     except FedtailorError:  # no unique minimum, or none that is certain
         return {}, None
-    return {lam: torch.stack([flat(m) for m in s.models]) for lam, s in zip(lams, found, strict=True)}, "solution"
+    return {lam: torch.stack([flat(m) for m in s.models]) for lam, s in zip(lams, solutions, strict=True)}, "solution"
 
 
 # -- the path --------------------------------------------------------------------------------------------------------------
 @dataclass
 class Walked:
-    """What was found on the way, and the rounds it took."""
+    """The curves of the path, its two ends, and the rounds that were played."""
 
-    curves: list[Curve]
+    curves: list[LamCurve]
     ends: dict[str, Point]
     rounds: int = 0
 
@@ -213,54 +244,54 @@ def _pilot(rounds: int) -> int:
     return max(1, round(PILOT * rounds))
 
 
-def most(rounds: int, lams: int) -> int:
-    """The rounds that may be played: the purse, or what a few rounds of each take if that is more."""
-    return max(purse(rounds, lams), (lams - 1) * (_pilot(rounds) + 1) + 3)
+def most_rounds(rounds: int, lams: int) -> int:
+    """The rounds that may be played: the budget, or what a few rounds of each lam take if that is more."""
+    return max(round_budget(rounds, lams), (lams - 1) * (_pilot(rounds) + 1) + 3)
 
 
-def along(
-    ground: Ground, methods: Sequence[FedCLUP], ends: Mapping[str, Algorithm], rounds: int, goals: Mapping[float, Tensor]
+def walk_path(
+    runner: Runner, methods: Sequence[FedCLUP], ends: Mapping[str, Algorithm], rounds: int, references: Mapping[float, Tensor]
 ) -> Walked:
     """The curve of every method, in their order, and the ends of the path: ``ends`` names first the one beside the first method.
 
     The first method is played from scratch to its end. Each further one is played from scratch for a few rounds; if it has not
-    come to rest, its end is looked for from the state that the one before ended with. No more than ``purse`` rounds are played.
+    come to rest, its end is looked for from the state that the one before ended with. No more than ``most_rounds`` are played.
     """
     pilot, count, names = _pilot(rounds), len(methods), list(ends)
-    left = most(rounds, count)
-    found = Walked([], {})
+    left = most_rounds(rounds, count)
+    walked = Walked([], {})
     state: State | None = None
-    for place, method in enumerate(methods):
-        lam, after = float(method.lam), count - 1 - place
-        aim, label = goals.get(lam), f"lam={lam:.3g}"
-        reserve = after * (pilot + 1) + (2 if place == 0 else 1)  # what comes after needs this at least
+    for position, method in enumerate(methods):
+        lam, after = float(method.lam), count - 1 - position
+        reference, label = references.get(lam), f"lam={lam:.3g}"
+        reserve = after * (pilot + 1) + (2 if position == 0 else 1)  # what comes after needs this at least
         share = (left - reserve) // (after + 2)
         cold = min(rounds, left - reserve if state is None else max(pilot, int(COLD * share)))
-        begun = ground.fresh(method)
+        begun = runner.fresh(method)
         points: list[Point] = []
         seen: deque[Reading] = deque(maxlen=SEEN)
-        for reading, point, rests in ground.play(method, begun, cold, label, aim):
+        for reading, point, rests in runner.play(method, begun, cold, label, reference):
             points.append(point)
             seen.append(reading)
             end = Arrived(begun, reading, point, rests)
         measured = used = len(points) - 1
         if state is not None and not end.rests:
-            end = arrive(ground, method, state, max(1, (left - used - reserve) // (after + 2)), f"{label}, warm", aim)
+            end = arrive(runner, method, state, max(1, (left - used - reserve) // (after + 2)), f"{label}, warm", reference)
             used += len(end.state.records)
-            points += _between(ground, list(seen), end, points, rounds, aim)
+            points += _estimated_points(runner, list(seen), end, points, rounds, reference)
         state = end.state
-        found.curves.append(Curve(lam, method, tuple(points), end.point, used, measured, end.rests))
-        left, found.rounds = left - used, found.rounds + used
-        if place == 0 or not after:
-            name = names[0 if place == 0 else 1]
-            limit = arrive(ground, ends[name], state, max(1, (left - reserve + 1) // (after + 1)), name)
-            found.ends[name] = limit.point
-            left, found.rounds = left - len(limit.state.records), found.rounds + len(limit.state.records)
-    return found
+        walked.curves.append(LamCurve(lam, method, tuple(points), end.point, used, measured, end.rests))
+        left, walked.rounds = left - used, walked.rounds + used
+        if position == 0 or not after:
+            name = names[0 if position == 0 else 1]
+            limit = arrive(runner, ends[name], state, max(1, (left - reserve + 1) // (after + 1)), name)
+            walked.ends[name] = limit.point
+            left, walked.rounds = left - len(limit.state.records), walked.rounds + len(limit.state.records)
+    return walked
 
 
 class Arrived(NamedTuple):
-    """Where some rounds have led."""
+    """The state, the reading and the point after some rounds, and whether they came to rest."""
 
     state: State
     reading: Reading
@@ -268,19 +299,19 @@ class Arrived(NamedTuple):
     rests: bool
 
 
-def arrive(ground: Ground, method: Algorithm, start: State, rounds: int, label: str, aim: Tensor | None = None) -> Arrived:
+def arrive(runner: Runner, method: Algorithm, start: State, rounds: int, label: str, reference: Tensor | None = None) -> Arrived:
     """Play on from (a copy of) another method's state: its shared model, its clients' models."""
-    state = ground.fresh(method)
+    state = runner.fresh(method)
     if state.shared:
         state.shared = tree.clone(start.shared)
     if not isinstance(method, FedAvg):
-        state.store.put(np.arange(len(ground.rows)), {"model": _whole(start, len(ground.rows))})
-    *_, (reading, point, rests) = ground.play(method, state, rounds, label, aim)
+        state.store.put(np.arange(len(runner.rows)), {"model": _client_models(start, len(runner.rows))})
+    *_, (reading, point, rests) = runner.play(method, state, rounds, label, reference)
     return Arrived(state, reading, point, rests)
 
 
-def _whole(state: State, clients: int) -> dict[str, Tensor]:
-    """Every client's model, stacked; a client that was not there yet has the shared one."""
+def _client_models(state: State, clients: int) -> dict[str, Tensor]:
+    """Every client's model, stacked; a client that has not taken part yet has the shared one."""
     ids = np.flatnonzero(state.store.born)
     stored = state.store.get(ids)["model"] if len(ids) else {}
     out = tree.map(lambda leaf: leaf.expand(clients, *leaf.shape).clone(), state.shared["model"])
@@ -289,27 +320,27 @@ def _whole(state: State, clients: int) -> dict[str, Tensor]:
     return out
 
 
-def _between(
-    ground: Ground, seen: Sequence[Reading], end: Arrived, points: Sequence[Point], rounds: int, aim: Tensor | None
+def _estimated_points(
+    runner: Runner, seen: Sequence[Reading], end: Arrived, points: Sequence[Point], rounds: int, reference: Tensor | None
 ) -> list[Point]:
-    """The rounds that were not played, estimated from those that were and the end; none is better than all that was measured."""
+    """The points of the rounds not played, estimated from those played and from the end; none is better than all measured."""
     last, measured = points[-1], [*points, end.point]
     shares = extrapolate.ahead(torch.stack([r.logits.flatten() for r in seen]), end.reading.logits.flatten(), rounds - last.round)
     least = min(point.val_loss for point in measured)
     scores = [point.val_score for point in measured]
-    best = (min(scores), np.inf) if ground.task.kind == "regression" else (-np.inf, max(scores))
+    best = (-np.inf, max(scores)) if runner.task.score.higher else (min(scores), np.inf)
     out, number = [], last.round
     while number < rounds:
         number = min(rounds, max(number + 1, round(number * (1 + STEP))))
         reading = end.reading.mixed(seen, torch.from_numpy(shares[number - last.round - 1]))
-        there = ground.point(reading, number, last.bytes // last.round * number, aim)
-        score, loss = float(np.clip(there.val_score, *best)), max(there.val_loss, least)
-        out.append(replace(there, val_score=score, val_loss=loss))
+        point = runner.point(reading, number, last.bytes // last.round * number, reference)
+        score, loss = float(np.clip(point.val_score, *best)), max(point.val_loss, least)
+        out.append(replace(point, val_score=score, val_loss=loss))
     return out
 
 
-def schedule(ground: Ground, method: Algorithm, rounds: int, aim: Tensor | None) -> Curve:
-    """A method that is played from scratch for all the rounds."""
-    state = ground.fresh(method)
-    points = [point for _, point, _ in ground.play(method, state, rounds, "dynamic", aim, rest=False)]
-    return Curve(None, method, tuple(points), points[-1], rounds, rounds, False)
+def play_from_scratch(runner: Runner, method: Algorithm, rounds: int, reference: Tensor | None) -> LamCurve:
+    """The curve of a method that is played from scratch for all the rounds."""
+    state = runner.fresh(method)
+    points = [point for _, point, _ in runner.play(method, state, rounds, "dynamic", reference, rest=False)]
+    return LamCurve(None, method, tuple(points), points[-1], rounds, rounds, False)

@@ -1,79 +1,35 @@
-"""The methods, one file each. ``registry`` maps their names to the classes."""
+"""The methods, one file each: every module of this package is imported, and a class that it defines is known.
+
+``METHODS`` are ours, by family and name; ``registry`` maps their names to the classes. They are attributes of this module too.
+"""
 
 from __future__ import annotations
 
-from fedtailor.algorithms.al2sgd import AL2SGD
-from fedtailor.algorithms.apfl import APFL
-from fedtailor.algorithms.base import Algorithm, Limit, Round, amount, param
-from fedtailor.algorithms.ditto import Ditto
-from fedtailor.algorithms.fedadam import FedAdam
-from fedtailor.algorithms.fedalt import FedAlt
-from fedtailor.algorithms.fedavg import FedAvg
-from fedtailor.algorithms.fedavgft import FedAvgFT
-from fedtailor.algorithms.fedavgm import FedAvgM
-from fedtailor.algorithms.fedavgp import FedAvgP
-from fedtailor.algorithms.fedbabu import FedBABU
-from fedtailor.algorithms.fedbn import FedBN
-from fedtailor.algorithms.fedclup import FedCLUP
-from fedtailor.algorithms.fedclup_dynamic import FedCLUPDynamic
-from fedtailor.algorithms.feddf import FedDF
-from fedtailor.algorithms.feddyn import FedDyn
-from fedtailor.algorithms.fedper import FedPer
-from fedtailor.algorithms.fedprox import FedProx
-from fedtailor.algorithms.fedprox_personal import FedProxPersonal
-from fedtailor.algorithms.fedrep import FedRep
-from fedtailor.algorithms.fedsim import FedSim
-from fedtailor.algorithms.fedyogi import FedYogi
-from fedtailor.algorithms.flow import Flow
-from fedtailor.algorithms.hypcluster import HypCluster
-from fedtailor.algorithms.knnper import KNNPer
-from fedtailor.algorithms.l2gd import L2GD
-from fedtailor.algorithms.lgfedavg import LGFedAvg
-from fedtailor.algorithms.local import Local
-from fedtailor.algorithms.mtl import MTL
-from fedtailor.algorithms.partialfed import PartialFed
-from fedtailor.algorithms.perada import PerAda
-from fedtailor.algorithms.perfedavg import PerFedAvg
-from fedtailor.algorithms.pfedme import PFedMe
-from fedtailor.algorithms.scaffold import Scaffold
-from fedtailor.algorithms.scaffoldp import ScaffoldP
+from importlib import import_module
+from inspect import isabstract
+from pkgutil import iter_modules
+from typing import Any
 
-METHODS: tuple[type[Algorithm], ...] = (
-    Local,
-    FedAvg,
-    FedAvgFT,
-    FedProx,
-    FedProxPersonal,
-    FedCLUP,
-    PFedMe,
-    Ditto,
-    FedAvgP,
-    ScaffoldP,
-    FedSim,
-    FedAlt,
-    FedPer,
-    FedRep,
-    LGFedAvg,
-    FedBABU,
-    FedBN,
-    Scaffold,
-    FedDyn,
-    FedDF,
-    FedAvgM,
-    FedAdam,
-    FedYogi,
-    MTL,
-    APFL,
-    PerFedAvg,
-    KNNPer,
-    HypCluster,
-    PartialFed,
-    Flow,
-    PerAda,
-    L2GD,
-    AL2SGD,
-    FedCLUPDynamic,
+from fedtailor.algorithms import origin
+from fedtailor.algorithms.base import FAMILIES, Algorithm, Limit, Round, amount, param
+
+
+def _rank(method: type[Algorithm]) -> tuple[int, str, str]:
+    place = FAMILIES.index(method.family) if method.family in FAMILIES else len(FAMILIES)
+    return place, method.family, method.__name__.lower()
+
+
+for _module in iter_modules(__path__, f"{__name__}."):
+    import_module(_module.name)
+METHODS: tuple[type[Algorithm], ...] = tuple(
+    sorted((kind for kind in origin.defined() if origin.of(kind) is None and not isabstract(kind)), key=_rank)
 )
 registry: dict[str, type[Algorithm]] = {method.__name__: method for method in METHODS}
+globals().update(registry)
 
 __all__ = [*registry, "METHODS", "Algorithm", "Limit", "Round", "amount", "param", "registry"]
+
+
+def __getattr__(name: str) -> Any:
+    """For type checkers, which cannot know the methods."""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,7 +19,7 @@ When to use
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedtailor import tree
 from fedtailor.algorithms.base import Algorithm, amount, param
@@ -36,6 +36,7 @@ class AL2SGD(Algorithm):
     mu: float | None = param(None, gt=0)
     smoothness: float | None = param(None, gt=0)
 
+    family = "a personal model tied to the shared one"
     has_theory = True
     needs_everyone = True
     leak = "its steps are differences of plain gradients, some over all rows"
@@ -43,6 +44,16 @@ class AL2SGD(Algorithm):
     def __post_init__(self):
         super().__post_init__()
         one_step(self)
+
+    @classmethod
+    def example(cls):
+        return cls(mu=0.1, smoothness=10.0)
+
+    def resolve(self, problem):
+        if self.steps != "theory":
+            return self, None
+        constants = problem.constants(self.opt.weight_decay)
+        return replace(self, steps=None, mu=constants.mu, smoothness=constants.smoothness), constants
 
     def work(self):
         return {"train": amount(1, None), "full": amount(None, 1)}
@@ -53,9 +64,9 @@ class AL2SGD(Algorithm):
             raise InvalidArgument("AL2SGD: give mu and smoothness of the clients' risks, or steps='theory' with a linear model")
         p = self.p or self.lam / (self.lam + self.smoothness)
         rho = self.rho or p * (1 - p)
-        whole, parts = (self.smoothness + self.lam) / n, max(self.smoothness / (1 - p), self.lam / p) / n
-        largest, mu = max(whole, parts), self.mu / n
-        eta, theta2 = 1 / (4 * largest), parts / (2 * largest)
+        plain, expected = (self.smoothness + self.lam) / n, max(self.smoothness / (1 - p), self.lam / p) / n  # L_F and calL
+        largest, mu = max(plain, expected), self.mu / n
+        eta, theta2 = 1 / (4 * largest), expected / (2 * largest)
         theta1 = min(0.5, math.sqrt(eta * mu * max(0.5, theta2 / rho)))
         gamma = 1 / max(2 * mu, 4 * theta1 / eta)
         return eta, theta1, theta2, gamma, 1 - gamma * mu, p, rho
@@ -77,14 +88,14 @@ class AL2SGD(Algorithm):
         eta, theta1, theta2, gamma, beta, p, rho = self.constants(n)
         y, z, w = personal["y"], personal["z"], personal["w"]
 
-        def between(a, b, c):
+        def combined(a, b, c):
             return tree.add(tree.add(tree.scale(a, theta1), b, theta2), c, 1 - theta1 - theta2)
 
-        x, mean_x = between(z, w, y), between(shared["z"], shared["w"], shared["y"])
-        away = tree.sub(w, shared["w"])
-        g = tree.scale(tree.add(personal["gradient"], away, self.lam), 1 / n)
+        x, mean_x = combined(z, w, y), combined(shared["z"], shared["w"], shared["y"])
+        offset = tree.sub(w, shared["w"])
+        g = tree.scale(tree.add(personal["gradient"], offset, self.lam), 1 / n)
         if rnd.uniform("AL2SGD coin") < p:
-            g = tree.add(g, tree.sub(tree.sub(x, mean_x), away), self.lam / (n * p))
+            g = tree.add(g, tree.sub(tree.sub(x, mean_x), offset), self.lam / (n * p))
         else:
             change = tree.sub(gradient(task.risk, x, data), gradient(task.risk, w, data))
             g = tree.add(g, change, 1 / (n * (1 - p)))

@@ -32,6 +32,7 @@ class APFL(Algorithm):
     adaptive: bool = False
     alpha_lr: float = param(0.01, gt=0)
 
+    family = "a personal model tied to the shared one"
     limits = (
         Limit({"alpha": 0.0, "adaptive": False}, "FedAvg", exact=False),
         Limit({"alpha": 1.0, "adaptive": False}, "Local", exact=False),

@@ -31,6 +31,7 @@ class Ditto(Algorithm):
     personal_steps: int | None = param(None, ge=1)
     personal_epochs: int | None = param(None, ge=1)
 
+    family = "a personal model tied to the shared one"
     limits = (
         Limit({"lam": 0.0, "personal_lr": None, "personal_steps": None, "personal_epochs": None}, "Local"),
         Limit({}, "FedAvg", compares="shared"),
@@ -51,8 +52,8 @@ class Ditto(Algorithm):
     def client_update(self, task, shared, personal, data, rnd):
         w = shared["model"]
         model = descend(task.risk, w, data, self.optimizer(rnd))
-        own = data["personal"] if "personal" in self.work() else data
-        v = descend(task.risk, personal["model"], own, self.optimizer(rnd, self.personal_lr), prox(w, self.lam))
+        personal_data = data["personal"] if "personal" in self.work() else data
+        v = descend(task.risk, personal["model"], personal_data, self.optimizer(rnd, self.personal_lr), prox(w, self.lam))
         return {"delta": tree.sub(model, w)}, {"model": v}
 
     def server_update(self, task, shared, server, upload, rnd):

@@ -28,8 +28,7 @@ class FedAlt(Partial):
 
     def work(self):
         train = super().work()["train"]
-        given = self.personal_steps is not None or self.personal_epochs is not None
-        return {"train": train, "personal": amount(self.personal_steps, self.personal_epochs) if given else train}
+        return {"train": train, "personal": amount(self.personal_steps, self.personal_epochs, default=train)}
 
     def client_update(self, task, shared, personal, data, rnd):
         return alternately(self, task, shared, personal, data, rnd)

@@ -26,6 +26,9 @@ from fedtailor.local import descend
 class FedAvg(Algorithm):
     server_lr: float = param(1.0, gt=0)
 
+    family = "one model for all"
+    yardstick = "together"
+
     def init_server(self, task):
         return {"model": task.init()}, {}
 

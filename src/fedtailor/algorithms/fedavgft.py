@@ -29,6 +29,7 @@ class FedAvgFT(Algorithm):
     finetune_steps: int | None = param(None, ge=1)
     finetune_lr: float | None = param(None, gt=0)  # lr if not given
 
+    family = "the shared model, adapted"
     limits = (Limit({}, "FedAvg", compares="shared"),)
 
     def work(self):

@@ -16,11 +16,12 @@ When to use
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from fedtailor import tree
 from fedtailor.algorithms.base import Limit, param
-from fedtailor.algorithms.partial import Partial, whole
+from fedtailor.algorithms.partial import Partial, theory, whole
 from fedtailor.errors import InvalidArgument
 from fedtailor.local import Schedule, descend
 
@@ -45,6 +46,20 @@ class FedAvgP(Partial):
             raise InvalidArgument(
                 f"{type(self).__name__}: with a schedule for lr leave out personal_lr (both follow the schedule)"
             )
+
+    def resolve(self, problem):
+        """Theorem 3.11 where all take part, else Corollary 3.8 (Theorem 3.7 where b^2 has no bound)."""
+        if self.lr != "theory":
+            return self, None
+        split, steps, noise = theory(self, problem)
+        m, n = problem.cohort, len(problem.federation)
+        if m == n:
+            step_sizes = problem.partial.fedavgp_full(split.L, steps, n, problem.rounds, split.gap, split.start2, **noise)
+        elif math.isinf(split.b2):
+            step_sizes = problem.partial.fedavgp_partial(split.L, steps, m, n)
+        else:
+            step_sizes = problem.partial.fedavgp_partial(split.L, steps, m, n, problem.rounds, split.gap, b2=split.b2, **noise)
+        return replace(self, **step_sizes.options), None
 
     def client_update(self, task, shared, personal, data, rnd):
         mine, u, v = self.mine(task), shared["model"], personal["model"]

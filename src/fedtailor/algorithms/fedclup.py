@@ -23,8 +23,10 @@ When to use
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+import numpy as np
 
 from fedtailor import tree
 from fedtailor.algorithms.base import Algorithm, Limit, amount, param
@@ -38,9 +40,35 @@ class FedCLUP(Algorithm):
     server_lr: float | None = param(None, gt=0)
     same_batch: bool = False
 
+    family = "a personal model tied to the shared one"
     has_theory = True  # Corollary 2: lr, server_lr and steps
     words = {"lam": "client"}
     limits = (Limit({"lam": 0.0, "same_batch": False}, "Local"),)
+
+    def resolve(self, problem):
+        """Corollary 2's steps, or the server's step for Problem (19)."""
+        if self.lam == "client":
+            if self.steps == "theory":
+                raise InvalidArgument("steps='theory' is proved for one lam for all; with lam='client' give lr and steps")
+            return self._with_server_step(problem.federation, problem.weights), None
+        if self.steps != "theory":
+            return self, None
+        constants = problem.constants(self.opt.weight_decay)
+        return replace(self, **problem.rates.fedclup_steps(self.lam, constants.mu, constants.smoothness)._asdict()), constants
+
+    def _with_server_step(self, federation, weights):
+        """server_lr = 1/(sum of p_i lam_i): the gradient of Problem (19)'s envelope is Lipschitz with less than that sum."""
+        lams = federation.facts.get("lam")
+        if lams is None:
+            return self  # ``degree`` refuses
+        if (lams < 0).any():
+            client = federation.names[int(np.flatnonzero(lams < 0)[0])]
+            raise InvalidArgument(f"the lam of client {client} is negative; give numbers of at least 0 to with_facts(lam=...)")
+        if self.server_lr is not None:
+            return self
+        equal = bool((lams == lams[0]).all())  # their mean may differ from them in the last digit
+        mean = float(lams[0] if equal else np.average(lams, weights=federation.train.sizes if weights == "size" else None))
+        return replace(self, server_lr=1 / mean if mean else 1.0)
 
     def work(self):
         return {"train": amount(self.steps, self.epochs, same_batch=self.same_batch)}

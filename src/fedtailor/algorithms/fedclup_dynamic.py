@@ -35,6 +35,7 @@ class FedCLUPDynamic(Algorithm):
     ceiling: float = param(10.0, gt=0)
     tolerance: float = param(1e-3, ge=0)
 
+    family = "a personal model tied to the shared one"
     limits = (Limit({"patience": 10**6}, "FedCLUP", exact=False, also={"server_lr": None}),)
     leak = "clients send their loss on validation rows"
 

@@ -33,6 +33,7 @@ class FedDF(Algorithm):
     kd_batch: int = param(128, ge=1)
     temperature: float = param(1.0, gt=0)
 
+    family = "one model for all"
     limits = (Limit({"kd_steps": 0}, "FedAvg", exact=False, also={"server_lr": 1.0}),)
 
     def init_server(self, task):

@@ -27,6 +27,8 @@ from fedtailor.local import descend, linear, prox
 class FedDyn(Algorithm):
     alpha: float = param(0.1, gt=0)
 
+    family = "one model for all"
+
     def init_server(self, task):
         model = task.init()
         return {"model": model}, {"h": tree.zeros(tree.trainable(model))}
@@ -36,8 +38,8 @@ class FedDyn(Algorithm):
 
     def client_update(self, task, shared, personal, data, rnd):
         w, slope = shared["model"], personal["slope"]
-        bend = prox(w, self.alpha) + linear(tree.scale(slope, -1.0))
-        y = descend(task.risk, w, data, self.optimizer(rnd), bend)
+        penalty = prox(w, self.alpha) + linear(tree.scale(slope, -1.0))
+        y = descend(task.risk, w, data, self.optimizer(rnd), penalty)
         delta = tree.sub(y, w)
         return {"delta": delta}, {"slope": tree.add(slope, tree.trainable(delta), -self.alpha)}
 

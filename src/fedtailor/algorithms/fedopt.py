@@ -22,6 +22,8 @@ class ServerOptimizer(Algorithm, ABC):
 
     server_lr: float = param(1.0, gt=0)
 
+    family = "one model for all"
+
     @abstractmethod
     def init_memory(self, model: Any) -> Any:
         """The server's memory for the trainable parameters."""
@@ -47,10 +49,10 @@ class ServerOptimizer(Algorithm, ABC):
 
 
 def moments(model: Any, tau: float) -> Any:
-    """The memory of an adaptive server: first moment 0, second tau^2."""
+    """The memory with which an adaptive server starts: first moment 0, second moment tau^2."""
     return {"m": tree.zeros(model), "v": tree.map(lambda leaf: torch.full_like(leaf, tau**2), model)}
 
 
 def adaptive(m: Any, v: Any, lr: float, tau: float) -> tuple[Any, Any]:
-    """(memory, lr m / (sqrt(v) + tau))."""
+    """(memory, change of the parameters), which is lr m / (sqrt(v) + tau)."""
     return {"m": m, "v": v}, tree.map(lambda a, b: lr * a / (b.sqrt() + tau), m, v)

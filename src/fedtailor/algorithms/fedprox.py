@@ -26,6 +26,7 @@ class FedProx(Algorithm):
     mu: float = param(0.1, ge=0)
     server_lr: float = param(1.0, gt=0)
 
+    family = "one model for all"
     limits = (Limit({"mu": 0.0}, "FedAvg"),)
 
     def init_server(self, task):

@@ -34,6 +34,7 @@ class FedProxPersonal(Algorithm):
     final_steps: int | None = param(None, ge=0)  # Stage II: as much as a round if neither is given
     final_epochs: int | None = param(None, ge=0)
 
+    family = "a personal model tied to the shared one"
     limits = (Limit({"lam": 0.0, "final_steps": 0, "final_epochs": None}, "Local"),)
 
     def __post_init__(self):
@@ -44,8 +45,7 @@ class FedProxPersonal(Algorithm):
 
     def work(self):
         train = super().work()["train"]
-        given = self.final_steps is not None or self.final_epochs is not None
-        return {"train": train, "personalize": amount(self.final_steps, self.final_epochs) if given else train}
+        return {"train": train, "personalize": amount(self.final_steps, self.final_epochs, default=train)}
 
     def init_server(self, task):
         return {"model": task.init()}, {}

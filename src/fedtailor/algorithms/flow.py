@@ -61,10 +61,19 @@ from fedtailor.local import Turn, alternate, descend
 from fedtailor.local.schedule import Schedule, at
 from fedtailor.models import router
 from fedtailor.models.recurrent import recurrent
+from fedtailor.task.kinds import PAD
 from fedtailor.task.layers import batch_context
-from fedtailor.task.losses import PAD
+from fedtailor.task.parts import joined
 
 AT_THE_END = "personalize:router"
+# FLOW Table 4: models w and routers psi (numbers of each) that a client keeps, and that it sends in a round
+TABLE_4 = {
+    "FedAvgFT": ((1, 0), (1, 0)),
+    "Ditto": ((2, 0), (1, 0)),
+    "APFL": ((3, 0), (1, 0)),
+    "HypCluster": ((2, 0), (1, 0)),
+    "Flow": ((2, 1), (1, 1)),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +101,7 @@ class Flow(Algorithm):
     deploy_steps: int | None = param(None, ge=1)
     deploy_epochs: int | None = param(None, ge=1)
 
+    family = "layers chosen for each row"
     reduce = "even"
     reads_rows = True
     words = {"split": "whole"}
@@ -112,8 +122,7 @@ class Flow(Algorithm):
             raise InvalidArgument(
                 "Flow: give server_lr to the server's method, for instance server_opt=ft.FedYogi(server_lr=0.1)"
             )
-        given = self.levels or ()
-        if any(isinstance(width, bool) or not isinstance(width, int) or width < 1 for width in given):
+        if any(isinstance(width, bool) or not isinstance(width, int) or width < 1 for width in self.levels or ()):
             raise InvalidArgument(f"Flow: router_widths must be whole numbers of at least 1, not {self.router_widths!r}")
 
     @property
@@ -122,26 +131,25 @@ class Flow(Algorithm):
 
     @property
     def routed(self):
-        """Whether there is a router to learn."""
+        """Whether there is a router to train."""
         return self.q0 is None and self.variant != "pc"
+
+    def stages(self):
+        return sorted({0, self.warmup})
 
     def work(self):
         train = super().work()["train"]
-        local = self._amount(self.local_steps, self.local_epochs)
+        local = amount(self.local_steps, self.local_epochs, default=train)
         if self.variant == "pc":
             return {"train": train, "personalize": local}
-        whole = self.split == "whole"
-        parts = (None, None) if whole else ((0.0, float(self.split)), (float(self.split), 1.0))
-        mine, common = (replace(w, part=part, redraw=self.redraw) for w, part in zip((local, train), parts, strict=True))
+        parts = (None, None) if self.split == "whole" else ((0.0, float(self.split)), (float(self.split), 1.0))
+        local, train = (replace(w, part=part, redraw=self.redraw) for w, part in zip((local, train), parts, strict=True))
         if self.variant == "pi":
-            return {"train": common, "local": mine, "personalize": amount(0, None)}
-        end = replace(self._amount(self.deploy_steps, self.deploy_epochs), part=parts[1], redraw=self.redraw)
-        trains = self.deploy == "all" or (self.deploy == "router" and self.routed)
-        last = replace(mine, part=None) if self.deploy_rows == "whole" else mine
-        return {"train": common, "local": mine, "personalize": last, **({AT_THE_END: end} if trains else {})}
-
-    def _amount(self, steps, epochs):
-        return amount(steps, epochs) if steps is not None or epochs is not None else super().work()["train"]
+            return {"train": train, "local": local, "personalize": amount(0, None)}
+        deploy = replace(amount(self.deploy_steps, self.deploy_epochs, default=train), part=parts[1], redraw=self.redraw)
+        trains_at_end = self.deploy == "all" or (self.deploy == "router" and self.routed)
+        last = replace(local, part=None) if self.deploy_rows == "whole" else local
+        return {"train": train, "local": local, "personalize": last, **({AT_THE_END: deploy} if trains_at_end else {})}
 
     def init_server(self, task):
         model = task.init()
@@ -172,14 +180,14 @@ class Flow(Algorithm):
             new = {**params, "model": descend(task.risk, params["model"], data, self.optimizer(rnd))}
             return _upload(shared, new, counts), personal
         start = shared["other"] if self.variant == "pi" else shared["model"]
-        own = descend(task.risk, start, data["local"], self.optimizer(rnd, self.local_lr))
-        new = self.learn(task, params, own, data, rnd)
+        local = descend(task.risk, start, data["local"], self.optimizer(rnd, self.local_lr))
+        new = self.learn(task, params, local, data, rnd)
         if self.variant == "pi":
-            new, counts = {**new, "other": own}, {**counts, "other": data["local"]["rows"]}
+            new, counts = {**new, "other": local}, {**counts, "other": data["local"]["rows"]}
         return _upload(shared, new, counts), personal
 
-    def learn(self, task, params, own, data, rnd=None, only=("router", "model")):
-        """The alternating steps on ``params`` = {router, model} (those in ``only``), beside the fixed ``own``."""
+    def learn(self, task, params, local, data, rnd=None, only=("router", "model")):
+        """``params`` = {router, model} after alternating steps on those in ``only``, beside the fixed model ``local``."""
         paths, states = routing.routes(task, self.routing), self.states(task)
 
         def mixed(params: Any, batch: Any) -> tuple[Tensor, Tensor]:
@@ -187,26 +195,27 @@ class Flow(Algorithm):
             x, key, row = batch["x"], batch["key"], batch.get("row")
             with batch_context(batch.get("mask"), key, row):
                 if states is not None:
-                    decide = self.decide(params["router"], key, row) if self.routed else self.decide(None, like=own)
-                    logits, found = states(params["model"], own, decide, x, training=True)
-                    return task.risk_of(logits, batch, params["model"], {}), found
-                found = router.scores(params["router"], x, self.router_dropout, key, row) if self.routed else torch.empty(0)
-                q = torch.softmax(found, -1) if self.routed else self.fixed(own, len(paths))
-                logits, moved = routing.soft(paths, params["model"], own, q, x, training=True)
-            return task.risk_of(logits, batch, params["model"], moved), found
+                    decide = self.decide(params["router"], key, row) if self.routed else self.decide(None, like=local)
+                    logits, scores = states(params["model"], local, decide, x, training=True)
+                    return task.risk_of(logits, batch, params["model"], {}), scores
+                scores = router.scores(params["router"], x, self.router_dropout, key, row) if self.routed else torch.empty(0)
+                q = torch.softmax(scores, -1) if self.routed else self.fixed(local, len(paths))
+                logits, moved = routing.soft(paths, params["model"], local, q, x, training=True)
+            return task.risk_of(logits, batch, params["model"], moved), scores
 
         def risk(params: Any, batch: Any) -> Tensor:
             return task.risk(params["model"], batch) if self.global_risk == "own" else mixed(params, batch)[0]
 
         def policy_risk(params: Any, batch: Any) -> Tensor:
-            loss, found = mixed(params, batch)
-            away = -torch.log_softmax(found, -1)[..., 0].mean(-1)  # [rows], or [rows, positions] of a recurrent model
+            loss, scores = mixed(params, batch)
+            minus_log_q0 = -torch.log_softmax(scores, -1)[..., 0].mean(-1)  # [rows], or [rows, positions] of a recurrent model
             if states is not None:
-                real = batch["y"] != PAD if batch["y"].dim() == 2 else torch.ones_like(away)
-                away = (away * real).sum(1) / real.sum(1)
-            return loss + self.gamma * task.mean_over(away, batch)
+                real = batch["y"] != PAD if batch["y"].dim() == 2 else torch.ones_like(minus_log_q0)
+                minus_log_q0 = (minus_log_q0 * real).sum(1) / real.sum(1)
+            return loss + self.gamma * task.mean_over(minus_log_q0, batch)
 
-        opts = {"model": self.optimizer(rnd), "router": self.opt.using(self._router_lr(rnd), None)}
+        router_lr = at(self.lr if self.router_lr is None else self.router_lr, rnd.number if rnd else 0)
+        opts = {"model": self.optimizer(rnd), "router": self.opt.using(router_lr, None)}
         turns = [Turn("router", policy_risk, opts["router"])] if self.routed and "router" in only else []
         turns += [Turn("model", risk, opts["model"])] if "model" in only else []
         if self.order == "alternate":
@@ -214,10 +223,6 @@ class Flow(Algorithm):
         first, second = (turns[:1], turns[1:]) if self.order == "router-first" else (turns[1:], turns[:1])
         params = alternate(first, params, data, task.channels_last)
         return alternate(second, params, data, task.channels_last)
-
-    def _router_lr(self, rnd):
-        lr = self.lr if self.router_lr is None else self.router_lr
-        return at(lr, rnd.number if rnd else 0)
 
     def server_update(self, task, shared, server, upload, rnd):
         delta = {name: tree.scale(part, 1 / upload["rows"][name]) for name, part in upload["delta"].items()}
@@ -229,12 +234,12 @@ class Flow(Algorithm):
     def personalize(self, task, shared, personal, data):
         if self.variant == "pi":
             return {"local": shared["other"]}
-        own = descend(task.risk, shared["model"], data, self.optimizer(lr=self.local_lr))
+        local = descend(task.risk, shared["model"], data, self.optimizer(lr=self.local_lr))
         if AT_THE_END not in self.work():
-            return {"local": own}
+            return {"local": local}
         only = ("router", "model") if self.deploy == "all" else ("router",)
-        found = self.learn(task, shared, own, data[AT_THE_END], only=only)
-        return {"local": own, **{name: found[name] for name in only if name in found}}
+        trained = self.learn(task, shared, local, data[AT_THE_END], only=only)
+        return {"local": local, **{name: trained[name] for name in only if name in trained}}
 
     def predict(self, task, shared, personal, x):
         g = personal.get("model", shared["model"])
@@ -254,14 +259,54 @@ class Flow(Algorithm):
         states = self.states(task)
         if states is not None:
             g, hard = personal.get("model", shared["model"]), self.inference == "hard"
-            found = states(g, personal["local"], self._decision(shared, personal), x, hard=hard)[1]
-            return torch.softmax(found, -1).mean(1)
+            scores = states(g, personal["local"], self._decision(shared, personal), x, hard=hard)[1]
+            return torch.softmax(scores, -1).mean(1)
         if self.routed:
             return router.apply(personal.get("router", shared["router"]), x)
         return self.fixed(shared["model"], len(routing.routes(task, self.routing))).expand(len(x), -1, -1)
 
+    @property
+    def diagnostics(self):
+        return ("routes",) if self.routed else ()
+
+    def diagnose(self, task, shared, personal, x):
+        return {"routes": self.routes(task, shared, personal, x)}
+
+    def condense(self, seen):
+        """``routing``: the probability of the shared path by route and by who is right, and what a prediction costs."""
+        q = seen.rows["routes"][..., 0]
+        spread, blocks = seen.spread(q), [block.name for block in joined(seen.task.blocks)]
+        names = blocks if len(blocks) == q.shape[1] else [f"layer {j}" for j in range(1, q.shape[1] + 1)]
+        if self.routing == "model":
+            names = ["whole model"]
+        sizes = {"model_parameters": tree.size(seen.task.init()), "router_parameters": tree.size(seen.shared["router"])}
+        to_shared = (q >= 0.5).mean(0).tolist()
+        return {"routing": {"clients": seen.clients, "routes": names, **spread, "to_shared": to_shared, **sizes, **seen.work}}
+
+    @classmethod
+    def figures(cls, summary):
+        """FLOW Figure 2 (box plots of q_0), and Table 4 with the numbers of this model."""
+        if not (routing := summary.get("routing")):
+            return []
+        notes = []
+        if routing["multiply_adds_shared"]:
+            ratio = routing["multiply_adds_personal"] / routing["multiply_adds_shared"]
+            text = "A personal prediction takes {} times the multiply-adds of the shared model alone, with the router's."
+            notes.append({"text": text, "values": [ratio]})
+        if routing.get("kind_auc"):
+            notes.append({"text": "Told by the layers' probability, a row's kind has AUC {}.", "values": routing["kind_auc"]})
+        w, psi = routing["model_parameters"], routing["router_parameters"]
+        costs = {
+            "text": f"Parameters per client by the formulas of Flow's paper, with |w| = {w:,} and a router of |psi| = {psi:,}.",
+            "titles": ["kept (Table 4)", "sent (Table 4)"],
+            "methods": {name: [_formula(*amount, w, psi) for amount in amounts] for name, amounts in TABLE_4.items()},
+        }
+        about = "probability of the shared path, layer by layer"
+        box = {"of": "routing", "about": about, "middle": "Above one half a row takes the shared layer.", "notes": notes}
+        return [{"title": "Which path rows take", "places": routing["routes"], **box, "costs": costs}]
+
     def states(self, task):
-        """The recurrent layers whose states are mixed, if there are any."""
+        """The recurrent layers whose states are mixed, or None."""
         return recurrent(task) if self.routing == "layer" and self.variant != "pc" else None
 
     def _decision(self, shared, personal):
@@ -273,8 +318,8 @@ class Flow(Algorithm):
         """The router of a recurrent model, from what it reads at a position [rows, inputs] to scores [rows, 2]; without
         ``params``, the scores of a fixed q0."""
         if params is None:
-            return lambda seen: self.fixed(like, 1)[0].log().expand(len(seen), 2)
-        return lambda seen: router.scores(params, seen, self.router_dropout, key, row)[:, 0]
+            return lambda inputs: self.fixed(like, 1)[0].log().expand(len(inputs), 2)
+        return lambda inputs: router.scores(params, inputs, self.router_dropout, key, row)[:, 0]
 
     def fixed(self, model, count):
         """The q of a fixed q0, [1, routes, 2]."""
@@ -288,6 +333,11 @@ def _upload(old, new, rows):
     counts = {name: count.squeeze() for name, count in rows.items()}
     changes = {name: tree.scale(tree.sub(new[name], old[name]), counts[name]) for name in old}
     return {"delta": changes, "rows": {name: counts[name] for name in old}}
+
+
+def _formula(models, routers, w, psi):
+    """[number of parameters, the formula as text]."""
+    return [models * w + routers * psi, f"{models if models > 1 else ''}|w|" + (" + |psi|" if routers else "")]
 
 
 def _trainable(branches):

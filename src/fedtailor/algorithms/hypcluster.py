@@ -31,6 +31,7 @@ class HypCluster(Algorithm):
     k: int = param(2, ge=1)
     spread: float = param(0.1, gt=0)
 
+    family = "clusters"
     limits = (Limit({"k": 1}, "FedAvg", exact=False),)
     leak = "a client chooses its cluster by the loss on its training rows"
 
@@ -49,7 +50,7 @@ class HypCluster(Algorithm):
         return {"models": {name: starts(leaf, not tree.is_buffer(name)) for name, leaf in task.init().items()}}, {}
 
     def choose(self, task, models, data):
-        """One-hot choice: the cluster whose model has the lowest risk on the client's batches."""
+        """The cluster whose model has the lowest risk on the client's batches, one-hot."""
 
         def add(total, batch):
             weight = task.weigh(batch)
@@ -62,11 +63,11 @@ class HypCluster(Algorithm):
         return (torch.arange(self.k) == total.argmin()).to(like.dtype)
 
     def client_update(self, task, shared, personal, data, rnd):
-        one = self.choose(task, shared["models"], data["look"])
-        start = tree.map(lambda leaf: torch.tensordot(one, leaf, 1), shared["models"])
+        choice = self.choose(task, shared["models"], data["look"])
+        start = tree.map(lambda leaf: torch.tensordot(choice, leaf, 1), shared["models"])
         delta = tree.sub(descend(task.risk, start, data, self.optimizer(rnd)), start)
-        spread = tree.map(lambda leaf: one.view(-1, *[1] * leaf.dim()) * leaf, delta)
-        return {"delta": spread, "chosen": one}, personal
+        by_cluster = tree.map(lambda leaf: choice.view(-1, *[1] * leaf.dim()) * leaf, delta)
+        return {"delta": by_cluster, "chosen": choice}, personal
 
     def server_update(self, task, shared, server, upload, rnd):
         mass = upload["chosen"]
@@ -84,9 +85,10 @@ class HypCluster(Algorithm):
 
 
 def member(models, j):
+    """The j-th of the stacked models."""
     return tree.map(lambda leaf: leaf[j], models)
 
 
 def risk_of(task, model, batch):
-    """Risk in evaluation mode: no dropout, running statistics."""
+    """The risk in evaluation mode: no dropout, running statistics."""
     return task.mean_loss(task.apply(model, batch["x"]), batch)

@@ -34,13 +34,14 @@ class KNNPer(Algorithm):
     scale: float = param(1.0, gt=0)
     server_lr: float = param(1.0, gt=0)
 
+    family = "the shared model, adapted"
     leak = "a client predicts from its stored training rows"
 
     def work(self):
         return {**super().work(), "personalize": amount(None, 1)}  # every training row once
 
     def init_server(self, task):
-        if task.features is None or task.kind != "classification":
+        if task.features is None or not task.kind.softmax:
             raise InvalidArgument("KNNPer needs a classifier with features (a model with a head); use another model or method")
         return {"model": task.init()}, {}
 
@@ -60,24 +61,24 @@ class KNNPer(Algorithm):
             fixed = 0.5 if self.weight is None else self.weight
             return {**stored, "weight": torch.as_tensor(fixed, dtype=mask.dtype)}
         val = data["val"]
-        votes, own = self.votes(task, shared, stored, val["x"]), task.apply(shared["model"], val["x"]).softmax(-1)
+        votes, probabilities = self.votes(task, shared, stored, val["x"]), task.apply(shared["model"], val["x"]).softmax(-1)
         grid = torch.linspace(0, 1, 11, dtype=mask.dtype)
-        right = torch.stack([(((w * votes + (1 - w) * own).argmax(-1) == val["y"]) * val["mask"]).sum() for w in grid])
+        right = torch.stack([(((w * votes + (1 - w) * probabilities).argmax(-1) == val["y"]) * val["mask"]).sum() for w in grid])
         return {**stored, "weight": grid[right.argmax()]}
 
     def votes(self, task, shared, stored, x):
-        """p_knn of each row."""
+        """p_knn of each row, [rows, classes]."""
         features = task.features(shared["model"], x)
-        apart = torch.cdist(features, stored["keys"], compute_mode="donot_use_mm_for_euclid_dist") ** 2
-        apart = torch.where(stored["mask"] > 0, apart, torch.inf)
-        near, index = apart.topk(min(self.k, apart.shape[-1]), largest=False)
-        kernel = torch.softmax(-near / (features.shape[-1] * self.scale), -1)  # a padded row has weight 0
+        squared = torch.cdist(features, stored["keys"], compute_mode="donot_use_mm_for_euclid_dist") ** 2
+        squared = torch.where(stored["mask"] > 0, squared, torch.inf)
+        nearest, index = squared.topk(min(self.k, squared.shape[-1]), largest=False)
+        kernel = torch.softmax(-nearest / (features.shape[-1] * self.scale), -1)  # a padded row has weight 0
         labels = torch.nn.functional.one_hot(stored["values"][index], task.classes)
         return (labels * kernel.unsqueeze(-1)).sum(-2)
 
     def predict(self, task, shared, personal, x):
-        own = task.apply(shared["model"], x).softmax(-1)
+        probabilities = task.apply(shared["model"], x).softmax(-1)
         if "keys" not in personal:
-            return own.log()
+            return probabilities.log()
         weight = personal["weight"]
-        return (weight * self.votes(task, shared, personal, x) + (1 - weight) * own).log()
+        return (weight * self.votes(task, shared, personal, x) + (1 - weight) * probabilities).log()

@@ -37,6 +37,7 @@ class L2GD(Algorithm):
     lam: float = param(0.5, ge=0)
     p: float = param(0.2, gt=0, lt=1)  # lam/(lam + L) communicates least
 
+    family = "a personal model tied to the shared one"
     needs_everyone = True
 
     def __post_init__(self):

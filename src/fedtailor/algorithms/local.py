@@ -22,6 +22,9 @@ from fedtailor.local import descend
 
 @dataclass(frozen=True, kw_only=True)
 class Local(Algorithm):
+    family = "alone"
+    yardstick = "alone"
+
     def init_server(self, task):
         return {}, {}
 

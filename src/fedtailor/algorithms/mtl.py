@@ -24,6 +24,7 @@ from fedtailor.local import descend, prox
 class MTL(Algorithm):
     lam: float = param(0.1, ge=0)
 
+    family = "a personal model tied to the shared one"
     limits = (Limit({"lam": 0.0}, "Local"),)
 
     def init_server(self, task):

@@ -36,7 +36,7 @@ from fedtailor.errors import InvalidArgument
 from fedtailor.local import SGD, descend
 from fedtailor.task.layers import uniform
 
-STREAM = 2**32  # of the random numbers of a step: beyond the dropouts, which count from 0
+STREAM = 2**32  # number of the random stream of a step: beyond those of the dropouts, which count from 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,7 @@ class PartialFed(Algorithm):
     coldest: float = param(0.5, gt=0)
     personal: str | Sequence[str] | None = None  # parts that always start from the own weights; None: the logits decide
 
+    family = "layers chosen by each client"
     limits = (
         Limit({"personal": ()}, "FedAvg"),
         Limit({"personal": ("head", "body")}, "Local"),
@@ -65,8 +66,7 @@ class PartialFed(Algorithm):
         nothing = amount(0, None)  # what a client predicts with is put together, not trained
         if self.personal is not None:
             return {"train": train, "personalize": nothing}
-        given = self.logit_steps is not None or self.logit_epochs is not None
-        logits = amount(self.logit_steps, self.logit_epochs) if given else train
+        logits = amount(self.logit_steps, self.logit_epochs, default=train)
         return {"train": train, "logits": logits, "personalize": nothing}
 
     def init_server(self, task):
@@ -85,7 +85,7 @@ class PartialFed(Algorithm):
             w = descend(task.risk, self.fixed(task, g, v), data, self.optimizer(rnd))
             return {"delta": tree.sub(w, g)}, {"model": w}
         a, tau = personal["logits"], max(self.coldest, self.temperature * self.cooling**rnd.number)
-        start = mixture(task, g, v, hardest(a + gumbel(data["key"][0], a)))
+        start = mixture(task, g, v, one_hot(a + gumbel(data["key"][0], a)))
         w = descend(task.risk, start, data, self.optimizer(rnd))
 
         def risk(params, batch):
@@ -99,7 +99,7 @@ class PartialFed(Algorithm):
 
     def personalize(self, task, shared, personal, data):
         g, v = shared["model"], personal["model"]
-        chosen = self.fixed(task, g, v) if self.personal is not None else mixture(task, g, v, hardest(personal["logits"]))
+        chosen = self.fixed(task, g, v) if self.personal is not None else mixture(task, g, v, one_hot(personal["logits"]))
         return {**personal, "model": chosen}
 
     def predict(self, task, shared, personal, x):
@@ -125,8 +125,8 @@ def gumbel(key, like):
     return -(-u.log()).log().to(like)
 
 
-def hardest(scores):
-    """One-hot along the last axis: where the score is larger, the first on a tie."""
+def one_hot(scores):
+    """One-hot along the last axis: a one at the larger score, at the first on a tie."""
     first = scores[..., 0] >= scores[..., 1]
     return torch.stack([first, ~first], -1).to(scores)
 
@@ -135,15 +135,15 @@ def straight_through(logits, key, tau):
     """A one-hot sample [layers, 2] whose gradient is that of the softmax."""
     noisy = logits + gumbel(key, logits)
     soft = torch.softmax(noisy / tau, -1)
-    return hardest(noisy.detach()) + (soft - soft.detach())
+    return one_hot(noisy.detach()) + (soft - soft.detach())
 
 
 def mixture(task, g, v, choice):
-    """choice_0 g + choice_1 v, layer by layer. Statistics follow the choice but do not move it: their gradient is no slope."""
-    place = {layer: i for i, layer in enumerate(layers(task))}
+    """choice_0 g + choice_1 v, layer by layer. Statistics follow the choice but do not influence it."""
+    index_of = {layer: i for i, layer in enumerate(layers(task))}
 
     def mixed(name):
-        share = choice[place[owner(name)]]
+        share = choice[index_of[owner(name)]]
         share = share.detach() if tree.is_buffer(name) else share
         return share[0] * g[name] + share[1] * v[name]
 

@@ -38,9 +38,9 @@ from fedtailor.data import rng
 from fedtailor.data.batches import Work, indices, permutations
 from fedtailor.errors import InvalidArgument
 from fedtailor.local import descend, prox
-from fedtailor.server.distill import Teachers, distance, distill, gap, outputs, soft
+from fedtailor.server.distill import Teachers, distance, distill, outputs
 
-ALONE = {"lam": 0.0, "kd_steps": 0, "parts": None, "personal_lr": None, "personal_steps": None, "personal_epochs": None}
+LOCAL_LIMIT = {"lam": 0.0, "kd_steps": 0, "parts": None, "personal_lr": None, "personal_steps": None, "personal_epochs": None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +60,12 @@ class PerAda(Algorithm):
     teach: Literal["logits", "probabilities"] = "logits"
     gate: float = param(0.0, ge=0, lt=1)
 
+    family = "a personal model tied to the shared one"
     limits = (
         Limit({"kd_steps": 0, "parts": None}, "Ditto"),
         Limit({"kd_steps": 0, "parts": None}, "Ditto", compares="shared"),
         Limit({"kd_rounds": 0, "parts": None}, "Ditto"),
-        Limit(ALONE, "Local"),
+        Limit(LOCAL_LIMIT, "Local"),
         Limit({"kd_steps": 0, "parts": None}, "FedAvg", compares="shared"),
     )
 
@@ -75,14 +76,14 @@ class PerAda(Algorithm):
         return {**train, "personal": amount(self.personal_steps, self.personal_epochs)}
 
     def mine(self, task):
-        """Names of what is trained, sent and kept."""
+        """Names of the parameters and buffers that are trained, sent and kept."""
         names = frozenset(task.names) if self.parts is None else names_of(task, self.parts)
         if not names:
             raise InvalidArgument(f"PerAda: parts={self.parts!r} leaves nothing to train; name a part that is not frozen")
         return names
 
     def rest(self, task):
-        """What does not move, as it is from the start; none of it travels."""
+        """The parameters that do not move, with their start values; they are never sent."""
         return {} if self.parts is None else tree.drop(task.init(), self.mine(task))
 
     def distills(self, rnd=None):
@@ -103,11 +104,11 @@ class PerAda(Algorithm):
 
     def client_update(self, task, shared, personal, data, rnd):
         w, mine, rest = shared["model"], self.mine(task), self.rest(task)
-        still = dict.fromkeys(rest, 0.0)
-        theta = descend(task.risk, whole(task, rest, w), data, self.optimizer(rnd), rates=still)
-        own = data["personal"] if "personal" in self.work() else data
+        frozen = dict.fromkeys(rest, 0.0)
+        theta = descend(task.risk, whole(task, rest, w), data, self.optimizer(rnd), rates=frozen)
+        personal_data = data["personal"] if "personal" in self.work() else data
         opt = self.optimizer(rnd, self.personal_lr)
-        v = descend(task.risk, whole(task, rest, personal["model"]), own, opt, prox(w, self.lam), rates=still)
+        v = descend(task.risk, whole(task, rest, personal["model"]), personal_data, opt, prox(w, self.lam), rates=frozen)
         return {"delta": tree.sub(tree.pick(theta, mine), w)}, {"model": tree.pick(v, mine)}
 
     def reducer(self, task, shared, rnd):
@@ -121,32 +122,32 @@ class PerAda(Algorithm):
         return Teachers(task, task.public[rows], model, self.teach, self.temperature)
 
     def lessons(self, task, rnd):
-        """(the public rows of this round; where among them those of each step are, [steps, batch]; where those of the gate)."""
+        """(the public rows of this round; which of them each step uses, [steps, batch]; which of them judge the result)."""
         count = len(task.public)
-        kept = min(round(self.gate * count), count - 1)
+        held_out = min(round(self.gate * count), count - 1)
         key = rng.mix(rnd.seed, rng.purpose("gate"), [0])
-        order = permutations(key, np.array([count]), 1)[0, 0] if kept else np.arange(count)
+        order = permutations(key, np.array([count]), 1)[0, 0] if held_out else np.arange(count)
         key = rng.mix(rnd.seed, rng.purpose("public"), rnd.number, [0])
-        index = indices(key, np.array([count - kept]), Work(steps=self.kd_steps), self.kd_batch)[0][0]
-        drawn = order[kept:][index]
+        index = indices(key, np.array([count - held_out]), Work(steps=self.kd_steps), self.kd_batch)[0][0]
+        drawn = order[held_out:][index]
         rows = np.unique(drawn[index >= 0])
-        places = np.where(index >= 0, np.searchsorted(rows, drawn), -1)
-        return torch.from_numpy(np.concatenate([rows, order[:kept]])), places, slice(len(rows), None)
+        positions = np.where(index >= 0, np.searchsorted(rows, drawn), -1)
+        return torch.from_numpy(np.concatenate([rows, order[:held_out]])), positions, slice(len(rows), None)
 
     def server_update(self, task, shared, server, upload, rnd):
         w = tree.move(shared["model"], upload["delta"], self.server_lr)
         if not self.distills(rnd):
             return {"model": w}, server
-        rest, (rows, index, judged) = self.rest(task), self.lessons(task, rnd)
-        x, said = task.public[rows], upload["teachers"]
-        start, still = whole(task, rest, w), dict.fromkeys(rest, 0.0)
-        end = distill(task, start, x, said["target"], index, self.kd_lr, self.temperature, self.kd_schedule, still)
+        rest, (rows, index, gate) = self.rest(task), self.lessons(task, rnd)
+        x, teachers = task.public[rows], upload["teachers"]
+        start, frozen = whole(task, rest, w), dict.fromkeys(rest, 0.0)
+        end = distill(task, start, x, teachers["target"], index, self.kd_lr, self.temperature, self.kd_schedule, frozen)
         before, after = (outputs(task, model, x) for model in (start, end))
         if self.gate:
-            old, new = (gap(task.kind, z[judged], said["target"][judged], self.temperature).mean() for z in (before, after))
-            end, after = tree.where(new < old, {"model": end, "says": after}, {"model": start, "says": before}).values()
-        far = [distance(soft(task.kind, z), said["probabilities"]) for z in (before, after)]
-        return {"model": tree.pick(end, shared["model"])}, {"distance": torch.stack(far)}
+            old, new = (task.kind.gap(z[gate], teachers["target"][gate], self.temperature).mean() for z in (before, after))
+            end, after = tree.where(new < old, {"model": end, "outputs": after}, {"model": start, "outputs": before}).values()
+        distances = [distance(task.kind.soft(z), teachers["probabilities"]) for z in (before, after)]
+        return {"model": tree.pick(end, shared["model"])}, {"distance": torch.stack(distances)}
 
     def measures(self, server, rnd):
         """The ensemble distillation distance (Theorem 1) on this round's public rows: of the mean, and after distillation."""

@@ -33,6 +33,7 @@ class PerFedAvg(Algorithm):
     finetune_steps: int | None = param(None, ge=0)  # one step if neither is given
     finetune_epochs: int | None = param(None, ge=0)
 
+    family = "the shared model, adapted"
     leak = "it steps by plain gradients taken one step ahead"
 
     def __post_init__(self):
@@ -41,8 +42,7 @@ class PerFedAvg(Algorithm):
             raise InvalidArgument(f"PerFedAvg: hessian must be 'first-order' or 'free', not {self.hessian!r}")
 
     def work(self):
-        none = self.finetune_steps is None and self.finetune_epochs is None
-        return {**super().work(), "personalize": amount(1 if none else self.finetune_steps, self.finetune_epochs)}
+        return {**super().work(), "personalize": amount(self.finetune_steps, self.finetune_epochs, default=amount(1, None))}
 
     def init_server(self, task):
         return {"model": task.init()}, {}
@@ -55,7 +55,7 @@ class PerFedAvg(Algorithm):
             ahead = tree.move(w, tree.scale(gradient_on(task.risk, w, batch), -1.0), self.inner_lr)
             outer = gradient_on(task.risk, ahead, batch)
             if self.hessian == "free":
-                up, down = (gradient_on(task.risk, shifted(w, outer, s * self.delta), batch) for s in (1, -1))
+                up, down = (gradient_on(task.risk, shifted(w, outer, sign * self.delta), batch) for sign in (1, -1))
                 curved = tree.scale(tree.sub(up, down), self.inner_lr / (2 * self.delta))
                 outer = {**outer, **tree.sub(tree.trainable(outer), tree.trainable(curved))}
             return tree.move(w, tree.scale(outer, -1.0), eta)

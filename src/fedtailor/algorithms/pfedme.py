@@ -33,6 +33,7 @@ class PFedMe(Algorithm):
     beta: float = param(1.0, gt=0)
     warm_start: bool = True
 
+    family = "a personal model tied to the shared one"
     limits = (Limit({"lam": 0.0, "inner_steps": 1, "inner_lr": 0.1, "warm_start": True}, "Local", also={"lr": 0.1}),)
 
     def init_server(self, task):
@@ -42,13 +43,13 @@ class PFedMe(Algorithm):
         return {"model": shared["model"]}
 
     def client_update(self, task, shared, personal, data, rnd):
-        outer = self.optimizer(rnd).lr
+        outer_lr = self.optimizer(rnd).lr
         opt = self.optimizer(rnd, self.inner_lr)
 
         def step(carry, batch):
             w = carry["w"]
             theta = descend(task.risk, carry["theta"], repeat(batch, self.inner_steps), opt, prox(w, self.lam))
-            eta = outer(batch["step"]) if callable(outer) else outer
+            eta = outer_lr(batch["step"]) if callable(outer_lr) else outer_lr
             return {"w": tree.move(w, tree.sub(theta, w), eta * self.lam), "theta": theta}
 
         w = shared["model"]

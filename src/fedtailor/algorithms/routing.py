@@ -24,12 +24,12 @@ from fedtailor.task.layers import rehearsed, under_way
 from fedtailor.task.parts import Block, joined
 
 Model = Mapping[str, Tensor]
-LIKELY = 3  # rows on which declared blocks are tried
-AHEAD = 2  # routes for which rows are put in order at once: more would cut them into ever smaller groups
+TRIAL_ROWS = 3  # rows on which declared blocks are tried
+ROUTES_AHEAD = 2  # routes for which rows are put in order at once: more would cut them into ever smaller groups
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholeModel:
     """The model as one route: its outputs are mixed (FLOW Algorithm 2)."""
 
     task: Task
@@ -44,11 +44,11 @@ class Whole:
         return self.task.forward(dict(model), {"x": x, **{k: v for k, v in now._asdict().items() if k in ("mask", "key", "row")}})
 
 
-Route = Block | Whole
+Route = Block | WholeModel
 
 
 def routes(task: Task, routing: Literal["layer", "model"]) -> tuple[Route, ...]:
-    return (Whole(task),) if routing == "model" else joined(task.blocks)
+    return (WholeModel(task),) if routing == "model" else joined(task.blocks)
 
 
 def check_blocks(task: Task) -> None:
@@ -61,16 +61,16 @@ def check_blocks(task: Task) -> None:
         )
     if task.inputs is None:
         return
-    count = LIKELY * task.inputs[:0].new_ones((1, *task.inputs.shape[1:])).numel()
-    x = (torch.arange(count) * 0.7).sin().to(task.inputs).view(LIKELY, *task.inputs.shape[1:])
+    count = TRIAL_ROWS * task.inputs[:0].new_ones((1, *task.inputs.shape[1:])).numel()
+    x = (torch.arange(count) * 0.7).sin().to(task.inputs).view(TRIAL_ROWS, *task.inputs.shape[1:])
     model = task.init()
     with torch.no_grad():
-        wanted = found = task.apply(model, x)
+        expected = output = task.apply(model, x)
         try:
-            found = x
+            output = x
             for block in task.blocks:
-                found = block(model, found)
-            same = found.shape == wanted.shape and torch.allclose(found, wanted, rtol=1e-4, atol=1e-5)
+                output = block(model, output)
+            same = output.shape == expected.shape and torch.allclose(output, expected, rtol=1e-4, atol=1e-5)
         except RuntimeError:
             same = False
     if not same:
@@ -85,59 +85,59 @@ def soft(paths: Sequence[Route], g: Model, v: Model, q: Tensor, x: Tensor, train
 
     ``q`` is [rows, routes, 2], or [1, routes, 2] where all rows have the same.
     """
-    moved: dict[str, Tensor] = {}
+    buffers: dict[str, Tensor] = {}
     for j, path in enumerate(paths):
         x = path.before(x, training)
         with rehearsed():
-            theirs, _ = path.layer(v, x, training)
-        ours, new = path.layer(g, x, training)
-        moved |= new
-        wide = (-1, *[1] * (ours.dim() - 1))
-        x = q[:, j, 0].view(wide) * ours + q[:, j, 1].view(wide) * theirs
-    return x, moved
+            local, _ = path.layer(v, x, training)
+        common, new = path.layer(g, x, training)
+        buffers |= new
+        shape = (-1, *[1] * (common.dim() - 1))
+        x = q[:, j, 0].view(shape) * common + q[:, j, 1].view(shape) * local
+    return x, buffers
 
 
 def hard(paths: Sequence[Route], g: Model, v: Model, to_global: Tensor, x: Tensor) -> Tensor:
-    """Every row along its own path, ``to_global`` [rows, routes] saying which version each route takes of it.
+    """The output of every row on its own path: ``to_global`` [rows, routes] says where it takes g, not v.
 
     Rows are put in order of the next routes, so that a layer runs only on the rows that chose it, and on slices. Under vmap
-    groups cannot depend on data: there both versions run and the chosen one is kept, which gives the same rows (to the last
-    digits, as sums are ordered by the shape of a product).
+    groups cannot depend on data: there both versions run and the chosen output is kept, which gives the same rows (up to
+    the last digits, since the shape of a product decides in which order its terms are added).
     """
     if torch._C._functorch.is_batchedtensor(to_global):
-        return _both(paths, g, v, to_global, x)
-    order = torch.arange(len(x))  # which row stands where
-    for first in range(0, len(paths), AHEAD):
-        ahead = to_global[order, first : first + AHEAD]
+        return _hard_under_vmap(paths, g, v, to_global, x)
+    order = torch.arange(len(x))  # order[i] is the row at place i
+    for first in range(0, len(paths), ROUTES_AHEAD):
+        ahead = to_global[order, first : first + ROUTES_AHEAD]
         place = (ahead * 2 ** torch.arange(ahead.shape[1]).flip(0)).sum(1).argsort(stable=True)
         if bool((place.diff() < 0).any()):
             x, order, ahead = x.index_select(0, place), order[place], ahead[place]
         groups = [(x, ahead)]  # rows that have run alike so far; those that go local in the next layer stand first
-        for j, path in enumerate(paths[first : first + AHEAD]):
+        for j, path in enumerate(paths[first : first + ROUTES_AHEAD]):
             groups = [part for x, marks in groups for part in _split(path, g, v, x, marks, j)]
         x = torch.cat([x for x, _ in groups]) if len(groups) > 1 else groups[0][0]
     return x if bool((order.diff() > 0).all()) else x.index_select(0, order.argsort())
 
 
 def _split(path: Route, g: Model, v: Model, x: Tensor, marks: Tensor, j: int) -> list[tuple[Tensor, Tensor]]:
-    """A route taken by rows of which the first are to go local, the others global."""
+    """The outputs of a route, and their marks, for rows of which the first go through v and the others through g."""
     cut = len(marks) - int(marks[:, j].sum())
     x = path.before(x)
     parts = [(v, x[:cut], marks[:cut])] if cut else []
     parts += [(g, x[cut:], marks[cut:])] if cut < len(x) or not cut else []
-    return [(path.layer(model, rows)[0], kept) for model, rows, kept in parts]
+    return [(path.layer(model, rows)[0], marks) for model, rows, marks in parts]
 
 
-def _both(paths: Sequence[Route], g: Model, v: Model, to_global: Tensor, x: Tensor) -> Tensor:
+def _hard_under_vmap(paths: Sequence[Route], g: Model, v: Model, to_global: Tensor, x: Tensor) -> Tensor:
     for j, path in enumerate(paths):
         x = path.before(x)
-        ours, theirs = path.layer(g, x)[0], path.layer(v, x)[0]
-        x = torch.where(to_global[:, j].view(-1, *[1] * (ours.dim() - 1)), ours, theirs)
+        common, local = path.layer(g, x)[0], path.layer(v, x)[0]
+        x = torch.where(to_global[:, j].view(-1, *[1] * (common.dim() - 1)), common, local)
     return x
 
 
 def need_numbers(task: Task) -> Tensor:
-    """What rows look like (no rows): the router reads them as numbers."""
+    """An empty tensor with the shape and type of the rows, which must be floats: the router reads them as numbers."""
     if task.inputs is None:
         raise InvalidArgument("the router's size depends on the rows; use ft.run, or dataclasses.replace(task, inputs=x[:0])")
     if not task.inputs.is_floating_point():

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from fedtailor import tree
 from fedtailor.algorithms.base import Algorithm, param
 from fedtailor.errors import InvalidArgument
-from fedtailor.local import SGD, Private, Schedule, count_steps, descend, linear
+from fedtailor.local import SGD, Schedule, count_steps, descend, linear
 
 
 def plain_sgd(method):
-    """Refuse what would make (u - u_K)/(K lr) something else than a mean of gradients."""
-    opt = method.opt.opt if isinstance(method.opt, Private) else method.opt
+    """Refuse what would make (u - u_K)/(K lr) anything but a mean of gradients."""
+    opt = method.opt.plain
     if type(opt) is not SGD or opt.momentum or opt.weight_decay or isinstance(method.lr, Schedule):
         name = type(method).__name__
         raise InvalidArgument(f"{name}: control variates need plain SGD with a constant lr; use opt=ft.SGD() and a number for lr")
@@ -34,8 +34,8 @@ def plain_sgd(method):
         raise InvalidArgument(f"{type(method).__name__}: control variates do not allow a projection; leave out radius")
 
 
-def renewed(start, end, c, ci, data, lr):
-    """c_i - c + (start - end)/(K lr), over the parameters that have a control."""
+def updated_control(start, end, c, ci, data, lr):
+    """The new c_i, c_i - c + (start - end)/(K lr), of the parameters that have a control variate."""
     steps = count_steps(data)
     drift = tree.map(lambda a, b: (a - b) / steps / lr, tree.pick(start, c), tree.pick(end, c))
     return tree.add(tree.sub(ci, c), drift)
@@ -44,6 +44,8 @@ def renewed(start, end, c, ci, data, lr):
 @dataclass(frozen=True, kw_only=True)
 class Scaffold(Algorithm):
     server_lr: float = param(1.0, gt=0)
+
+    family = "one model for all"
 
     def __post_init__(self):
         super().__post_init__()
@@ -59,7 +61,7 @@ class Scaffold(Algorithm):
     def client_update(self, task, shared, personal, data, rnd):
         w, c, ci = shared["model"], shared["control"], personal["control"]
         y = descend(task.risk, w, data, self.optimizer(rnd), linear(tree.sub(c, ci)))
-        new = renewed(w, y, c, ci, data, self.lr)
+        new = updated_control(w, y, c, ci, data, self.lr)
         return {"delta": tree.sub(y, w), "control": tree.sub(new, ci)}, {"control": new}
 
     def server_update(self, task, shared, server, upload, rnd):

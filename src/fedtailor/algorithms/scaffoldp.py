@@ -16,12 +16,12 @@ When to use
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedtailor import tree
 from fedtailor.algorithms.base import Limit, param
-from fedtailor.algorithms.partial import Partial, whole
-from fedtailor.algorithms.scaffold import plain_sgd, renewed
+from fedtailor.algorithms.partial import Partial, theory, whole
+from fedtailor.algorithms.scaffold import plain_sgd, updated_control
 from fedtailor.errors import InvalidArgument
 from fedtailor.local import descend, gradient, linear
 
@@ -51,6 +51,17 @@ class ScaffoldP(Partial):
     def leak(self):  # type: ignore[override]
         return "its first round sends plain gradients (first='zeros' does not)" if self.first == "gradients" else None
 
+    def resolve(self, problem):
+        """Corollary 4.6, which is Theorem 4.5 without noise; round 0 is the roll call."""
+        if self.lr != "theory":
+            return self, None
+        split, steps, noise = theory(self, problem)
+        if self.first != "gradients":
+            raise InvalidArgument("ScaffoldP: lr='theory' is proved for first='gradients'; leave out first")
+        clients = problem.cohort, len(problem.federation)
+        step_sizes = problem.partial.scaffoldp_partial(split.L, steps, *clients, max(1, problem.rounds - 1), split.gap, **noise)
+        return replace(self, **step_sizes.options), None
+
     def init_server(self, task):
         u = tree.drop(task.init(), self.mine(task))
         return {"model": u, "control": tree.zeros(tree.trainable(u))}, {}
@@ -66,7 +77,7 @@ class ScaffoldP(Partial):
             return {"delta": tree.zeros(u), "control": tree.sub(new, ci)}, {"model": v, "control": new}
         rates = dict.fromkeys(mine, self.personal_lr / self.lr) if self.personal_lr else None  # type: ignore[operator]
         model = descend(task.risk, whole(task, u, v), data, self.optimizer(rnd), linear(tree.sub(c, ci)), rates)
-        new = renewed(u, tree.drop(model, mine), c, ci, data, self.lr)
+        new = updated_control(u, tree.drop(model, mine), c, ci, data, self.lr)
         moved = tree.sub(tree.pick(model, mine), v)
         upload = {"delta": tree.sub(tree.drop(model, mine), u), "control": tree.sub(new, ci)}
         return upload, {"model": tree.move(v, moved, self.personal_server_lr), "control": new}

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedtailor.cli.base import say, show
+from fedtailor.cli.base import print_text, say, show
 from fedtailor.cli.flags import command_of
 from fedtailor.cli.train import command_line, tell_about
 from fedtailor.config import AdviseSettings
@@ -36,38 +36,34 @@ def advise(settings: AdviseSettings, out: Path | None, as_json: bool, save: Path
         raise InvalidArgument(f"{out} holds a run, whose report would be replaced; give another directory")
     federation = settings.federation()
     tell_about(federation)
-    found = ask(federation, settings.model, **settings.options())
+    advice = ask(federation, settings.model, **settings.options().plain())
     if save:
         files.write(save, settings.toml())
-    told = found.json()
+    values = advice.json()
     if out:
-        told |= _pictured(settings, federation, found)
-        say(f"the advice is in {out / 'advice.json'}, its page in {_keep(out, told)}")
+        values |= _page_facts(settings, federation, advice)
+        say(f"the advice is in {out / 'advice.json'}, its page in {_write(out, values)}")
     if as_json:
-        typer.echo(json.dumps(told, indent=2))
+        typer.echo(json.dumps(values, indent=2))
         return
-    typer.echo(found.text)
-    show([], [{k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()} for row in found.race], False)
+    print_text(advice.text)
+    show([], [{k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()} for row in advice.race], False)
 
 
-def _pictured(settings: AdviseSettings, federation: Any, found: Any) -> dict[str, Any]:
-    """What the page needs beside the advice."""
+def _page_facts(settings: AdviseSettings, federation: Any, advice: Any) -> dict[str, Any]:
+    """What the page shows beside the advice: its curves, and where it comes from."""
     from fedtailor.advisor.curves import facts
     from fedtailor.version import __version__
 
-    options = settings.options()
-    about = {"data": Path(settings.data).name, "command": command_line()}
-    seen = facts(
-        federation, settings.model, found, **{name: options[name] for name in ("seed", "weights", "bias", "dtype", "backbone")}
-    )
-    return {**seen, "about": {**about, "version": __version__}}
+    about = {"data": Path(settings.data).name, "command": command_line(), "version": __version__}
+    return {**facts(federation, settings.model, advice, settings.options()), "about": about}
 
 
-def _keep(out: Path, told: dict[str, Any]) -> Path:
-    """Write advice.json and the page; a sweep that lies there already is part of the page."""
+def _write(out: Path, values: dict[str, Any]) -> Path:
+    """Write advice.json and the page, and return the page's path; a sweep that is there already is shown on it."""
     from fedtailor.report import advice
     from fedtailor.runs import files
 
-    files.write_json(out / advice.ADVICE, told)
-    kept, sweep = advice.read(out)
-    return advice.write(kept, out / "report.html", sweep=sweep)
+    files.write_json(out / advice.ADVICE, values)
+    written, sweep = advice.read(out)
+    return advice.write(written, out / "report.html", sweep=sweep)

@@ -6,17 +6,18 @@ from typing import Annotated
 
 import typer
 
-from fedtailor.cli import advise, laws, pretrain, results, sweep, train
+from fedtailor.cli import advise, laws, onboard, pretrain, results, sweep, train, trust
 from fedtailor.cli.base import Group
 from fedtailor.cli.data import data
 from fedtailor.cli.lists import lists
+from fedtailor.cli.sites import sites
 from fedtailor.version import __version__
 
 app = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"fedtailor {__version__}")
         raise typer.Exit
 
@@ -33,10 +34,12 @@ train.register(app)
 pretrain.register(app)
 advise.register(app)
 sweep.register(app)
-for command in (train.resume, results.report, results.predict, results.export, laws.check):
+of_runs = (train.resume, results.report, results.predict, onboard.onboard, results.export)
+for command in (*of_runs, trust.key, trust.sign, trust.verify, laws.check):
     app.command()(command)
 app.add_typer(data, name="data")
 app.add_typer(lists, name="list")
+app.add_typer(sites, name="sites")
 
 
 def main() -> None:

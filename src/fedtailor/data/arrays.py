@@ -1,4 +1,4 @@
-"""Arrays as they are given, checked: every refusal names the client and says what to do."""
+"""Checks of the arrays that a user passes in: every refusal names the client and says what to do."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from fedtailor.data.resize import fitted
 from fedtailor.data.split import Split
 from fedtailor.errors import InvalidData
-from fedtailor.task.losses import PAD
+from fedtailor.task.kinds import CLASSIFICATION, MULTILABEL, PAD, REGRESSION, Kind
 
 Pairs = Sequence[tuple[ArrayLike | Tensor, ArrayLike | Tensor]]
 
 
 def fact(name: str, value: Any, clients: Sequence[str]) -> NDArray[np.float64]:
-    """One finite number per client, in the clients' order."""
+    """Return one finite number per client, in the clients' order."""
     if isinstance(value, Mapping):
         known = set(clients)
         for client in (*value, *clients):
@@ -40,8 +41,6 @@ def fact(name: str, value: Any, clients: Sequence[str]) -> NDArray[np.float64]:
 
 
 def public_rows(value: Any, x: Tensor, resize: bool) -> tuple[Tensor, tuple[str, ...]]:
-    from fedtailor.data.public import fitted
-
     rows = _tensor("public", value)
     rows = rows if rows.is_floating_point() else rows.to(x.dtype)
     notes: tuple[str, ...] = ()
@@ -58,29 +57,29 @@ def public_rows(value: Any, x: Tensor, resize: bool) -> tuple[Tensor, tuple[str,
     return rows, notes
 
 
-def truth_of(value: Any, kind: str, labels: int) -> Mapping[str, Tensor]:
-    """A model by name, or the weights of a linear one. A binary w is the softmax (-w/2, w/2), which starts from zero reach."""
+def truth_of(value: Any, kind: Kind, labels: int) -> Mapping[str, Tensor]:
+    """Return true parameters by name; bare weights are a linear model's. A binary w is the softmax (-w/2, w/2)."""
     if isinstance(value, Mapping):
         return {k: torch.as_tensor(np.asarray(v)) for k, v in value.items()}
     weight = torch.as_tensor(np.asarray(value))
     if weight.dim() == 1:
         weight = weight.unsqueeze(0)
-    if kind == "classification" and labels == 2 and len(weight) == 1:
+    if kind.softmax and labels == 2 and len(weight) == 1:
         weight = torch.cat([-weight / 2, weight / 2])
     return {"weight": weight}
 
 
-def _tensor(what: str, value: Any) -> Tensor:
+def _tensor(label: str, value: Any) -> Tensor:
     if isinstance(value, Tensor):
         if value.is_complex():
-            raise InvalidData(f"{what} holds complex values; give real numbers, for instance x.abs() or torch.view_as_real(x)")
+            raise InvalidData(f"{label} holds complex values; give real numbers, for instance x.abs() or torch.view_as_real(x)")
         return value.detach().cpu()
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise InvalidData(f"{what} has rows of different lengths; give every row the same number of features") from error
+        raise InvalidData(f"{label} has rows of different lengths; give every row the same number of features") from error
     if array.dtype.kind not in "biuf":
-        raise InvalidData(f"{what} holds {array.dtype} values; give numbers (encode categories as 0, 1, 2, ...)")
+        raise InvalidData(f"{label} holds {array.dtype} values; give numbers (encode categories as 0, 1, 2, ...)")
     if array.dtype == np.uint16 or array.dtype == np.uint32 or array.dtype == np.uint64:
         array = array.astype(np.int64)
     return torch.from_numpy(np.ascontiguousarray(array))
@@ -119,35 +118,35 @@ def join(split: str, pairs: Pairs, names: Sequence[str], tokens: bool) -> Split:
         xs.append(x)
         ys.append(y)
         sizes.append(len(y))
-    joined, targets = torch.cat(xs), torch.cat(ys)
+    features, targets = torch.cat(xs), torch.cat(ys)
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    for what, values in (("x", joined), ("y", targets)):
+    for array_name, values in (("x", features), ("y", targets)):
         if values.is_floating_point() and not bool(torch.isfinite(values).all()):
             bad = int((~torch.isfinite(values.reshape(len(values), -1)).all(1)).nonzero()[0, 0])
             client = names[int(np.searchsorted(offsets, bad, "right")) - 1]
             raise InvalidData(
-                f"{split} {what} of client {client} has a value that is not finite (NaN or infinity); fill or drop it"
+                f"{split} {array_name} of client {client} has a value that is not finite (NaN or infinity); fill or drop it"
             )
-    if not joined.is_floating_point():
-        joined = joined.to(torch.int64 if tokens else torch.float32)
-    return Split(joined, targets, offsets)
+    if not features.is_floating_point():
+        features = features.to(torch.int64 if tokens else torch.float32)
+    return Split(features, targets, offsets)
 
 
-def check_alike(what: str, split: Split, train: Split) -> None:
+def check_alike(part: str, split: Split, train: Split) -> None:
     if split.x.shape[1:] != train.x.shape[1:] or split.y.shape[1:] != train.y.shape[1:]:
         raise InvalidData(
-            f"{what} has rows of shape {tuple(split.x.shape[1:])} with targets {tuple(split.y.shape[1:])} but train has "
+            f"{part} has rows of shape {tuple(split.x.shape[1:])} with targets {tuple(split.y.shape[1:])} but train has "
             f"{tuple(train.x.shape[1:])} with {tuple(train.y.shape[1:])}; they must be the same"
         )
 
 
-def guess(targets: Sequence[Tensor], sequences: torch.Size | None) -> str:
+def guess(targets: Sequence[Tensor], sequences: torch.Size | None) -> Kind:
     if sequences is not None and targets[0].shape == sequences and not targets[0].is_floating_point():
-        return "classification"
+        return CLASSIFICATION
     binary = all(bool(((y == 0) | (y == 1)).all()) for y in targets)
     if targets[0].dim() > 1:
-        return "multilabel" if binary else "regression"
-    return "regression" if targets[0].is_floating_point() and not binary else "classification"
+        return MULTILABEL if binary else REGRESSION
+    return REGRESSION if targets[0].is_floating_point() and not binary else CLASSIFICATION
 
 
 def warn_of_gaps(labels: int, splits: Mapping[str, Split]) -> None:
@@ -157,36 +156,36 @@ def warn_of_gaps(labels: int, splits: Mapping[str, Split]) -> None:
         missing = np.setdiff1d(np.arange(labels), seen)
         shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
         text = f"{labels} classes are assumed but no client has a row of class {shown}; number the classes from 0 without gaps"
-        warnings.warn(text, stacklevel=4)
+        warnings.warn(text, stacklevel=3)
 
 
-def labels_of(kind: str, splits: Mapping[str, Split]) -> int:
-    if kind == "classification":
+def labels_of(kind: Kind, splits: Mapping[str, Split]) -> int:
+    if kind.softmax:
         return max(2, int(max(split.y.max() for split in splits.values())) + 1)
-    return int(np.prod(splits["train"].y.shape[1:])) if kind == "multilabel" else 0
+    return 0 if kind.least_squares else int(np.prod(splits["train"].y.shape[1:]))
 
 
-def targets_of(what: str, split: Split, kind: str, names: Sequence[str], tokens: bool) -> Tensor:
+def targets_of(part: str, split: Split, kind: Kind, names: Sequence[str], tokens: bool) -> Tensor:
     y = split.y
-    if kind == "regression":
+    if kind.least_squares:
         return y if y.is_floating_point() else y.to(torch.float32)
-    if kind == "multilabel":
+    if not kind.softmax:
         if y.dim() < 2 or not bool(((y == 0) | (y == 1)).all()):
-            raise InvalidData(f"{what} y is not a matrix of 0 and 1; multi-label targets need one column per label")
+            raise InvalidData(f"{part} y is not a matrix of 0 and 1; multi-label targets need one column per label")
         return y.to(torch.float32)
     if y.dim() > 1 and not (tokens and y.shape == split.x.shape):
-        raise InvalidData(f"{what} y has {y.dim()} axes; class labels need one number per row (or task='multilabel')")
+        raise InvalidData(f"{part} y has {y.dim()} axes; class labels need one number per row (or task='multilabel')")
     whole = y.to(torch.int64)
     wrong = (whole != y) | (whole < (PAD if y.dim() > 1 else 0))
     if bool(wrong.any()):
         place = tuple(wrong.nonzero()[0].tolist())
         raise InvalidData(
-            f"{what} y of client {_owner(split, place[0], names)} holds the label {y[place].item()}; classes are whole numbers "
+            f"{part} y of client {_owner(split, place[0], names)} holds the label {y[place].item()}; classes are whole numbers "
             "from 0 (use sklearn.preprocessing.LabelEncoder, or task='regression')"
         )
     if y.dim() > 1 and bool((empty := (whole == PAD).all(1)).any()):
         client = _owner(split, int(empty.nonzero()[0, 0]), names)
-        raise InvalidData(f"{what} of client {client} has an empty sequence (every label is -1, padding); leave that row out")
+        raise InvalidData(f"{part} of client {client} has an empty sequence (every label is -1, padding); leave that row out")
     return whole
 
 

@@ -46,12 +46,12 @@ class Work:
             raise InvalidArgument(f"a part of the rows must be (from, to) with 0 <= from < to <= 1, not {self.part!r}")
 
     def taking(self, steps: int) -> Self:
-        """The same work cut (or stretched) to this many steps."""
+        """Return the same work cut (or stretched) to this many steps."""
         return replace(self, steps=steps, epochs=None)
 
     def bounds(self, sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where the part begins and ends in each client's order. A cut inside leaves a row on either side; a client whose part
-        would be empty, or that has a single row, keeps all its rows."""
+        """Return where the part begins and ends in each client's order. A cut inside leaves a row on either side; a client whose
+        part would be empty, or that has a single row, keeps all its rows."""
         if self.part is None:
             return np.zeros_like(sizes), sizes
         first, last = (_cut(sizes, share) for share in self.part)
@@ -59,12 +59,12 @@ class Work:
         return np.where(whole, 0, first), np.where(whole, sizes, last)
 
     def rows(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many rows of each client the phase uses."""
+        """Return how many rows of each client the phase uses."""
         first, last = self.bounds(sizes)
         return last - first
 
     def count(self, sizes: NDArray[np.int64], batch_size: int | None) -> NDArray[np.int64]:
-        """Steps of each client."""
+        """Return the number of steps of each client."""
         per_epoch = np.ones_like(sizes) if batch_size is None else -(-self.rows(sizes) // batch_size)
         return np.full_like(sizes, self.steps) if self.epochs is None else per_epoch * self.epochs
 
@@ -80,18 +80,18 @@ def indices(
     sizes: NDArray[np.int64],
     work: Work,
     batch_size: int | None,
-    lots: NDArray[np.uint64] | None = None,
+    part_keys: NDArray[np.uint64] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows used: index [clients, steps, batch] with -1 where there is no row, and the steps of each client.
+    """Return the rows used, index [clients, steps, batch] with -1 where there is no row, and the steps of each client.
 
     ``keys`` holds one word per client, from (seed, round, client, phase). Every epoch is a fresh permutation cut into
-    consecutive batches (the last may be shorter). A full batch keeps the natural order. ``lots`` holds the words from which the
-    order is drawn that ``work.part`` is a part of.
+    consecutive batches (the last may be shorter). A full batch keeps the natural order. ``part_keys`` holds one word
+    per client, for the order that ``work.part`` is a part of.
     """
     if work.part is not None:
-        assert lots is not None
+        assert part_keys is not None
         inside, counts = indices(keys, work.rows(sizes), replace(work, part=None), batch_size)
-        return _among(members(lots, sizes, work), inside), counts
+        return _among(members(part_keys, sizes, work), inside), counts
     counts = work.count(sizes, batch_size)
     steps, widest = int(counts.max(initial=0)), int(sizes.max(initial=0))
     width = widest if batch_size is None else min(batch_size, widest)
@@ -128,18 +128,18 @@ def indices(
 
 
 def members(keys: NDArray[np.uint64], sizes: NDArray[np.int64], work: Work) -> NDArray[np.int64]:
-    """The rows of each client's part, [clients, widest part], in their natural order; past the part stands -1."""
+    """Return the rows of each client's part, [clients, widest part], in their natural order, padded with -1."""
     first, last = work.bounds(sizes)
     order = permutations(keys, sizes, 1)[:, 0]
     place = np.arange(order.shape[1])
-    away = np.iinfo(np.int64).max
-    rows = np.sort(np.where((place >= first[:, None]) & (place < last[:, None]), order, away), 1)
+    absent = np.iinfo(np.int64).max
+    rows = np.sort(np.where((place >= first[:, None]) & (place < last[:, None]), order, absent), 1)
     rows = rows[:, : int((last - first).max(initial=0))]
-    return np.where(rows == away, -1, rows)
+    return np.where(rows == absent, -1, rows)
 
 
 def _among(rows: NDArray[np.int64], index: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Places within a part [clients, steps, batch] as rows of the client."""
+    """Turn positions within a part [clients, steps, batch] into rows of the client."""
     same = index.shape[1] > 0 and index.strides[1] == 0
     narrow = index[:, :1] if same else index
     flat = np.take_along_axis(rows, np.maximum(narrow, 0).reshape(len(rows), -1), 1).reshape(narrow.shape)
@@ -151,33 +151,34 @@ def poisson(
     sizes: NDArray[np.int64],
     work: Work,
     batch_size: int | None,
-    lots: NDArray[np.uint64] | None = None,
+    part_keys: NDArray[np.uint64] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """As ``indices``, but in every step each row is in the batch with probability q = min(1, batch_size/size), on its own; within
-    ``work.part``, each row of the part, and its size.
+    """Like ``indices``, but in every step each row is in the batch with probability q = min(1, batch_size/size), independently.
+    Within ``work.part`` these are the rows of the part, and its size.
 
     Batches vary in size and may be empty: -1 says nothing about whether a step is real, the counts do. The last axis is as wide
     as the largest batch drawn, so none is cut. Rows come in their natural order.
     """
     if work.part is not None:
-        assert lots is not None
+        assert part_keys is not None
         inside, counts = poisson(keys, work.rows(sizes), replace(work, part=None), batch_size)
-        return _among(members(lots, sizes, work), inside), counts
+        return _among(members(part_keys, sizes, work), inside), counts
     counts = work.count(sizes, batch_size)
     if batch_size is None or (sizes <= batch_size).all():
         return indices(keys, sizes, work, batch_size)
     steps, drawn = int(counts.max(initial=0)), 1 if work.same_batch else int(counts.max(initial=0))
     row = np.arange(int(sizes.max(initial=0)), dtype=np.uint64)
     limit = np.floor(np.minimum(1.0, batch_size / sizes) * 2.0**53).astype(np.uint64)[:, None, None]
-    found: list[tuple[NDArray[np.int64], ...]] = []
+    blocks: list[tuple[NDArray[np.int64], ...]] = []
     block = max(1, WORDS // max(1, len(keys) * len(row)))
     for start in range(0, drawn, block):
         step = np.arange(start, min(start + block, drawn), dtype=np.uint64)
         words = rng.mix(rng.mix(keys[:, None], rng.purpose("poisson"), step)[:, :, None], row) >> np.uint64(11)
         chosen = (words < limit) & (row < sizes[:, None, None]) & (step < counts[:, None])[:, :, None]
         who, when, which = np.nonzero(chosen)
-        found.append((who, when + start, which))
-    who, when, which = (np.concatenate(part) for part in zip(*found, strict=True)) if found else (np.zeros(0, np.int64),) * 3
+        blocks.append((who, when + start, which))
+    none = (np.zeros(0, np.int64),) * 3
+    who, when, which = (np.concatenate(part) for part in zip(*blocks, strict=True)) if blocks else none
     order = np.lexsort((which, when, who))
     who, when, which = who[order], when[order], which[order]
     cell = who * drawn + when
@@ -189,7 +190,7 @@ def poisson(
 
 
 def permutations(keys: NDArray[np.uint64], sizes: NDArray[np.int64], epochs: int) -> NDArray[np.int64]:
-    """A permutation of range(size) per client and epoch, [clients, epochs, widest]: sort the rows by random words.
+    """Return a permutation of range(size) per client and epoch, [clients, epochs, widest]: rows sorted by random words.
 
     The row number stands in the low half of its word, so one sort gives the order; past a client's size stands -1.
     """
@@ -207,7 +208,7 @@ def permutations(keys: NDArray[np.uint64], sizes: NDArray[np.int64], epochs: int
 
 
 def step_keys(keys: NDArray[np.uint64], steps: int) -> NDArray[np.int64]:
-    """One word per client and step, for what is random inside a step (dropout, noise)."""
+    """Return a 64-bit word per client and step, for what is random inside a step (dropout, noise)."""
     return rng.mix(keys[:, None], np.arange(steps), rng.purpose("step")).astype(np.int64)
 
 
@@ -239,6 +240,18 @@ class Batches(Mapping[str, Any]):
     @property
     def steps(self) -> int:
         return len(self._index)
+
+    @property
+    def rows(self) -> Tensor:
+        """All features of the client, whichever of them its steps use."""
+        return self._x
+
+    def idle(self) -> Batches:
+        """Return the same client with no steps to take, in any phase."""
+        more = {name: part.idle() if isinstance(part, Batches) else part for name, part in self._more.items()}
+        expected = self._extra.get("expected")
+        size = None if expected is None else float(expected)
+        return Batches(self._x, self._y, self._index[:0], self._keys[:0], more, self._dtype, size)
 
     def batches(self) -> Iterator[dict[str, Tensor]]:
         keys = torch.from_numpy(self._keys)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,29 +11,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor.data.formats import STYLES, Floats, as_days, as_numbers, days_of, guess, number
 from fedtailor.data.words import Where, row_number, shown, text
 from fedtailor.errors import InvalidData
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Table = Mapping[str, "pd.Series[Any]"]  # by the names of the columns
 
-# what pandas reads as missing in a file counts as missing in a DataFrame too: the same table gives the same federation
-BLANKS = frozenset({"", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "-nan", "-NaN", "NULL", "null", "None", "<NA>", "NaT"})
 _DAY = np.timedelta64(1, "D")
 
 
 @dataclass(frozen=True)
 class Raw:
     """A column as read: int64, or float64 with NaN where missing (``date``: days since 1970), or codes into ``texts``, -1 where
-    missing."""
+    missing. Numbers and dates that were written in a ``style`` (``formats.STYLES``) keep their texts."""
 
     kind: str
     values: NDArray[Any]
     texts: tuple[str, ...] = ()
+    style: str = ""
 
     @cached_property
     def missing(self) -> NDArray[np.bool_]:
@@ -42,7 +41,7 @@ class Raw:
 
 @dataclass(frozen=True)
 class Subject:
-    """What a refusal speaks of: a column, how its rows are called, and whether the reader can do without the column."""
+    """What an error message is about: a column, how its rows are named, and whether the user can drop the column."""
 
     name: str
     where: Where
@@ -53,12 +52,18 @@ class Subject:
         return InvalidData(f"column {shown(self.name)} {wrong}; {fix}, or {way_out}")
 
 
+def is_frame(value: Any) -> bool:
+    """Whether a value is a pandas DataFrame, without importing pandas for it."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(value, pandas.DataFrame)
+
+
 def columns_of(frame: pd.DataFrame) -> dict[str, pd.Series[Any]]:
-    """The columns by name, as text; two of the same name are refused."""
+    """Return the columns by name, as text; two of the same name are refused."""
     names = [text(name) for name in frame.columns]
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidData(f"two columns are called {shown(twice)}; rename one of them")
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise InvalidData(f"two columns are called {shown(duplicate)}; rename one of them")
     return {name: frame.iloc[:, i] for i, name in enumerate(names)}
 
 
@@ -69,12 +74,13 @@ def read_column(
     where: Where = row_number,
     words: int = 0,
     droppable: bool = True,
+    style: str = "",
 ) -> Raw:
-    """A column read as ``kind``, or as what it looks like.
+    """Read a column as ``kind``, its text written in ``style``; or as what it looks like. Only empty cells are missing.
 
-    Text that is all numbers is numeric and text that is all dates (YYYY-MM-DD) is a date; if most of it is and some is not, the
-    column is refused, because a few bad cells would turn a measurement into categories (with ``words``, only if it holds more
-    distinct texts than that).
+    Text that is all numbers is numeric and text that is all dates is a date, in one of ``formats.STYLES``; if most of it is and
+    some is not, the column is refused, because a few bad cells would turn a measurement into categories (with ``words``, only if
+    it holds more distinct texts than that).
     """
     subject = Subject(name, where, droppable)
     try:
@@ -83,7 +89,14 @@ def read_column(
         raise subject.refusal("holds a number that cannot be read", "replace it") from error
     if kind is None:
         return _settle(subject, raw, words) if raw.kind == "category" and not _is_categorical(values) else raw
-    return raw if raw.kind == kind else _convert(subject, raw, kind)
+    return raw if raw.kind == kind else _convert(subject, raw, kind, style)
+
+
+def read_words(name: str, values: pd.Series[Any], where: Where, words: int) -> tuple[Raw, Raw]:
+    """Read a column of text twice, of which the texts are found once: as what it looks like, and as the words it holds."""
+    subject = Subject(name, where, droppable=False)
+    raw = _read(subject, values, "category")
+    return _settle(subject, raw, words), raw
 
 
 def check_finite(name: str, raw: Raw, rows: Ints | None = None, where: Where = row_number, droppable: bool = True) -> None:
@@ -97,29 +110,8 @@ def check_finite(name: str, raw: Raw, rows: Ints | None = None, where: Where = r
         raise Subject(name, where, droppable).refusal(f"is infinite in {where(int(bad[0]))}", fix)
 
 
-def as_numbers(texts: Sequence[str]) -> Floats:
-    """Texts as numbers, NaN where a text is none."""
-    import pandas as pd
-
-    # whole numbers beyond 64 bits make pandas answer in objects
-    parsed: pd.Series[Any] = pd.to_numeric(pd.Series(list(texts), dtype=object), errors="coerce")
-    return np.array([_number(value) for value in parsed], float) if parsed.dtype == object else parsed.to_numpy(np.float64)
-
-
-def as_days(texts: Sequence[str]) -> Floats:
-    """Texts as days since 1970, NaN where a text is no date of the form YYYY-MM-DD, with or without a time."""
-    import pandas as pd
-
-    series = pd.Series(list(texts), dtype=object)
-    dated = series.str.match(r"\d{4}-\d{2}-\d{2}(?:$|[T ])").to_numpy(bool)
-    days = np.full(len(series), np.nan)
-    if dated.any():
-        days[dated] = _days(pd.to_datetime(series[dated], format="ISO8601", errors="coerce", utc=True))
-    return days
-
-
 def _read(subject: Subject, values: pd.Series[Any], kind: str | None) -> Raw:
-    """The column by its type alone."""
+    """Read a column by its type alone."""
     import pandas as pd
     from pandas.api import types
 
@@ -140,16 +132,16 @@ def _read(subject: Subject, values: pd.Series[Any], kind: str | None) -> Raw:
         with np.errstate(over="ignore"):
             return Raw("numeric", values.to_numpy(np.float64, na_value=np.nan))
     if isinstance(dtype, pd.PeriodDtype):
-        return Raw("date", _days(values.dt.to_timestamp()))
+        return Raw("date", days_of(values.dt.to_timestamp()))
     if types.is_datetime64_any_dtype(dtype):
-        return Raw("date", _days(values))
+        return Raw("date", days_of(values))
     if types.is_timedelta64_dtype(dtype):
         return Raw("numeric", values.to_numpy() / _DAY)
     return _read_objects(subject, values, kind)
 
 
 def _factorize(values: pd.Series[Any]) -> tuple[NDArray[Any], Sequence[Any]]:
-    """Codes and the distinct values of a column of numbers."""
+    """Return the codes and the distinct values of a column of numbers."""
     import pandas as pd
 
     if values.dtype == np.int64 and len(values):
@@ -168,23 +160,23 @@ def _factorize(values: pd.Series[Any]) -> tuple[NDArray[Any], Sequence[Any]]:
 
 
 def _read_objects(subject: Subject, values: pd.Series[Any], kind: str | None) -> Raw:
-    """A column of text or of Python objects."""
+    """Read a column of text or of Python objects."""
     import pandas as pd
     from pandas.api import types
 
     # a category is known by its cells' own texts, whatever else some rows look like together
-    found = types.infer_dtype(values, skipna=True) if kind != "category" or values.dtype != object else "mixed"
-    if found == "string":
+    inferred = types.infer_dtype(values, skipna=True) if kind != "category" or values.dtype != object else "mixed"
+    if inferred == "string":
         codes, distinct = pd.factorize(values)
         return _coded(codes, [text(value) for value in distinct])
     missing = values.isna().to_numpy(bool)
-    if found in ("boolean", "integer", "floating", "mixed-integer-float", "decimal", "empty"):
+    if inferred in ("boolean", "integer", "floating", "mixed-integer-float", "decimal", "empty"):
         numbers = np.full(len(values), np.nan)
-        numbers[~missing] = [_number(value) for value in values[~missing]]
-        return Raw("bool" if found == "boolean" else "numeric", numbers)
-    if found in ("datetime", "datetime64", "date"):
-        return Raw("date", _days(pd.to_datetime(values, errors="coerce", utc=True)))
-    if found in ("timedelta", "timedelta64"):
+        numbers[~missing] = [number(value) for value in values[~missing]]
+        return Raw("bool" if inferred == "boolean" else "numeric", numbers)
+    if inferred in ("datetime", "datetime64", "date"):
+        return Raw("date", days_of(pd.to_datetime(values, errors="coerce", utc=True)))
+    if inferred in ("timedelta", "timedelta64"):
         return Raw("numeric", pd.to_timedelta(values).to_numpy() / _DAY)
     texts = np.full(len(values), None, object)
     for row in np.flatnonzero(~missing):
@@ -198,9 +190,9 @@ def _read_objects(subject: Subject, values: pd.Series[Any], kind: str | None) ->
 
 
 def _coded(codes: NDArray[Any], texts: Sequence[str]) -> Raw:
-    """Codes whose texts are distinct and never blank."""
+    """Return a column of codes whose texts are distinct and never blank."""
     place: dict[str, int] = {}
-    new = [-1 if t in BLANKS or not t.strip() else place.setdefault(t, len(place)) for t in texts]
+    new = [-1 if not t.strip() else place.setdefault(t, len(place)) for t in texts]
     if new == list(range(len(texts))):
         return Raw("category", codes, tuple(texts))
     return Raw("category", np.array([*new, -1], np.int64)[codes], tuple(place))
@@ -213,34 +205,39 @@ def _is_categorical(values: pd.Series[Any]) -> bool:
 
 
 def _settle(subject: Subject, raw: Raw, words: int) -> Raw:
-    """Text as numbers or dates if it is all of them, as categories if it is mostly words."""
-    for kind, what, parse in (("numeric", "numbers", as_numbers), ("date", "dates", as_days)):
-        parsed = parse(raw.texts)
-        good = ~np.isnan(parsed)
-        if not good.any():
-            continue
-        if good.all():
-            return Raw(kind, np.append(parsed, np.nan)[raw.values])
-        present = raw.values[raw.values >= 0]
-        if len(good) > words and 2 * int(good[present].sum()) > len(present):
-            row = int(np.flatnonzero((raw.values >= 0) & ~np.append(good, True)[raw.values])[0])
-            value = shown(raw.texts[raw.values[row]])
-            raise subject.refusal(f"holds {what} but {value} in {subject.where(row)}", "fix it")
+    """Turn text into numbers or dates if all of it is, and leave it as categories if it is mostly words."""
+    found = guess(raw.texts)
+    if found is None:
+        return raw
+    good = ~np.isnan(found.values)
+    if good.all():
+        style = "" if found.style == "iso" else found.style
+        return Raw(found.kind, np.append(found.values, np.nan)[raw.values], raw.texts if style else (), style)
+    present = raw.values[raw.values >= 0]
+    if len(good) > words and 2 * int(good[present].sum()) > len(present):
+        row = int(np.flatnonzero((raw.values >= 0) & ~np.append(good, True)[raw.values])[0])
+        value = raw.texts[raw.values[row]]
+        mark = (
+            f" (--na {shown(value)} if it stands for a missing value)"
+            if subject.droppable and value not in ("True", "False")
+            else ""
+        )
+        raise subject.refusal(f"holds {STYLES[found.style].content} but {shown(value)} in {subject.where(row)}", f"fix it{mark}")
     return raw
 
 
-def _convert(subject: Subject, raw: Raw, kind: str) -> Raw:
-    """A column that reads as one kind taken as another."""
+def _convert(subject: Subject, raw: Raw, kind: str, style: str) -> Raw:
+    """Convert a column that was read as one kind into another."""
     import pandas as pd
 
     if kind == "category":
         codes, distinct = pd.factorize(raw.values)
-        texts = {
+        to_text = {
             "numeric": lambda v: text(v),
             "bool": lambda v: str(v != 0),
             "date": lambda v: text(np.datetime64(round(v * 86_400), "s")).replace("T", " ").removesuffix(" 00:00:00"),
         }[raw.kind]
-        return _coded(codes, [texts(value) for value in distinct])
+        return _coded(codes, [to_text(value) for value in distinct])
     if raw.missing.all():
         return Raw(kind, np.full(len(raw.values), np.nan))
     if kind == "numeric" and raw.kind == "bool":
@@ -248,7 +245,8 @@ def _convert(subject: Subject, raw: Raw, kind: str) -> Raw:
     wrong = ~raw.missing
     if raw.kind == "category":
         parse = {"numeric": as_numbers, "date": as_days, "bool": _as_truths}[kind]
-        values = np.append(parse(raw.texts), np.nan)[raw.values]
+        parsed = STYLES[style].parse(raw.texts) if style else parse(raw.texts)
+        values = np.append(np.where(np.isnan(parsed), parse(raw.texts), parsed) if style else parsed, np.nan)[raw.values]
         wrong &= np.isnan(values)
     elif kind == "bool" and raw.kind == "numeric":
         values = raw.values
@@ -256,9 +254,10 @@ def _convert(subject: Subject, raw: Raw, kind: str) -> Raw:
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
         value = shown(raw.texts[raw.values[row]] if raw.kind == "category" else raw.values[row])
-        what = {"numeric": "numbers", "bool": "true or false", "date": "dates (YYYY-MM-DD)"}[kind]
+        expected = {"numeric": "numbers", "bool": "true or false", "date": "dates (YYYY-MM-DD)"}[kind]
+        expected = f"{STYLES[style].content} ({STYLES[style].note})" if style else expected
         raise InvalidData(
-            f"column {shown(subject.name)} must hold {what} but {subject.where(row)} holds {value}; "
+            f"column {shown(subject.name)} must hold {expected} but {subject.where(row)} holds {value}; "
             "fix it or leave the cell empty"
         )
     return Raw(kind, values)
@@ -267,19 +266,3 @@ def _convert(subject: Subject, raw: Raw, kind: str) -> Raw:
 def _as_truths(texts: Sequence[str]) -> Floats:
     truths = {"true": 1.0, "1": 1.0, "false": 0.0, "0": 0.0}
     return np.array([truths.get(t.lower(), np.nan) for t in texts], float)
-
-
-def _number(value: Any) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
-
-
-def _days(values: pd.Series[Any]) -> Floats:
-    """Dates as days since 1970, NaN where missing."""
-    naive = values.dt.tz_convert(None) if getattr(values.dtype, "tz", None) is not None else values
-    stamps = naive.to_numpy("datetime64[us]")
-    days = (stamps - np.datetime64(0, "us")) / _DAY
-    days[np.isnat(stamps)] = np.nan
-    return days

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor.data.checks import findings
 from fedtailor.data.federation import Federation
 
 if TYPE_CHECKING:
@@ -33,13 +34,14 @@ STYLE = (
 
 
 def describe(fed: Federation) -> Description:
-    """A federation in numbers, ready for JSON.
+    """Describe a federation in numbers, ready for JSON.
 
     ``skew`` says how much the clients differ in what they predict: for classes the mean over clients of the total variation
     distance between their label mix and the pooled one (0 alike, towards 1 apart), beside what clients of these sizes would
-    show by chance; for regression the share of the targets' variance that lies between clients.
+    show by chance; for regression the share of the targets' variance that lies between clients. ``findings`` are what is worth a
+    look before training (``data.checks``).
     """
-    splits = {what: split for what in ("train", "test", "val") if (split := getattr(fed, what)) is not None}
+    splits = {part: split for part in ("train", "test", "val") if (split := getattr(fed, part)) is not None}
     targets = [np.concatenate([split.client(i)[1].cpu().numpy() for split in splits.values()]) for i in range(len(fed))]
     sizes = np.array([len(y) for y in targets])
     names = fed.classes or tuple(map(str, range(fed.labels)))
@@ -48,7 +50,7 @@ def describe(fed: Federation) -> Description:
         "kind": fed.kind,
         "clients": len(fed),
         "names": list(fed.names),
-        "rows": {what: len(split.y) for what, split in splits.items()},
+        "rows": {part: len(split.y) for part, split in splits.items()},
         "shape": list(fed.train.x.shape[1:]),
         "client_rows": sizes.tolist(),
         "sizes": {
@@ -63,12 +65,13 @@ def describe(fed: Federation) -> Description:
         "skew": None,
         "skew_by_chance": None,
         "notes": list(fed.notes),
+        "findings": [found._asdict() for found in findings(fed)],
     }
-    if fed.kind == "classification":
+    if fed.kind.softmax:
         counts = np.stack([np.bincount(y[y >= 0], minlength=fed.labels) for y in targets])  # -1 is padding
         chance = by_chance(counts.sum(0) / counts.sum(), counts.sum(1))
         return {**about, "labels": counts.tolist(), "skew": variation(counts), "skew_by_chance": chance}
-    if fed.kind == "multilabel":
+    if not fed.kind.least_squares:
         return {**about, "labels": np.stack([y.sum(0).astype(np.int64) for y in targets]).tolist()}
     flat = [y.reshape(len(y), -1).astype(np.float64) for y in targets]
     spread = [{"mean": float(y.mean()), "std": float(y.std())} for y in flat]
@@ -76,25 +79,25 @@ def describe(fed: Federation) -> Description:
 
 
 def gini(sizes: NDArray[np.int64]) -> float:
-    """Inequality of the clients' sizes: 0 where all are equal, towards 1 where one has nearly everything."""
+    """Return the inequality of the clients' sizes: 0 where all are equal, towards 1 where one has nearly everything."""
     ranked, n = np.sort(sizes), len(sizes)
     return float(2 * (np.arange(1, n + 1) * ranked).sum() / (n * ranked.sum()) - (n + 1) / n)
 
 
 def variation(counts: NDArray[np.int64]) -> float:
-    """Mean over clients of the total variation distance between their label mix and the pooled mix."""
+    """Return the mean over clients of the total variation distance between their label mix and the pooled mix."""
     mixes, pooled = counts / counts.sum(1, keepdims=True), counts.sum(0) / counts.sum()
     return float(np.abs(mixes - pooled).sum(1).mean() / 2)
 
 
 def by_chance(pooled: NDArray[np.float64], sizes: NDArray[np.int64]) -> float:
-    """What ``variation`` is about, were every client a random sample: E|share - p| is sqrt(2 p (1 - p) / (pi n)) for a normal."""
+    """Return ``variation`` as expected of random samples: E|share - p| is sqrt(2 p (1 - p) / (pi n)) for a normal."""
     rest = 1 - sizes / sizes.sum()  # a client is itself part of the pool
     return float(np.mean(np.sqrt(2 * rest / (np.pi * sizes)) * np.sqrt(pooled * (1 - pooled)).sum() / 2))
 
 
 def between(targets: Sequence[NDArray[np.float64]]) -> float:
-    """Share of the targets' variance that the clients' means explain."""
+    """Return the share of the targets' variance that the clients' means explain."""
     every = np.concatenate(targets)
     whole = float(((every - every.mean(0)) ** 2).sum())
     among = sum(len(y) * float(((y.mean(0) - every.mean(0)) ** 2).sum()) for y in targets)
@@ -102,26 +105,31 @@ def between(targets: Sequence[NDArray[np.float64]]) -> float:
 
 
 def sentences(about: Mapping[str, Any]) -> list[str]:
-    """The description in words."""
+    """Return the description in sentences."""
     rows, sizes = about["rows"], about["sizes"]
-    parts = ", ".join(f"{count:,} {what}" for what, count in rows.items())
+    parts = ", ".join(f"{count:,} {part}" for part, count in rows.items())
     shape = "x".join(map(str, about["shape"]))
-    said = [
+    lines = [
         f"{about['name']}: {about['clients']:,} clients, {sum(rows.values()):,} rows ({parts}) of shape {shape}.",
         f"Rows per client: {sizes['min']:,} to {sizes['max']:,}, median {sizes['median']:,.0f}, Gini {sizes['gini']:.2f}.",
     ]
-    if about["kind"] == "classification":
-        said.append(
+    if about["skew_by_chance"] is not None:
+        lines.append(
             f"Label mixes are {about['skew']:.2f} from the pooled mix (total variation, mean over clients); "
             f"chance alone would give {about['skew_by_chance']:.2f}."
         )
-    elif about["kind"] == "regression":
-        said.append(f"{100 * about['skew']:.0f} % of the targets' variance lies between clients.")
-    return said + list(about["notes"])
+    elif about["targets"] is not None:
+        lines.append(f"{100 * about['skew']:.0f} % of the targets' variance lies between clients.")
+    return lines + list(about["notes"])
+
+
+def warnings(about: Mapping[str, Any]) -> list[str]:
+    """Return what is worth a look, in sentences."""
+    return [found["sentence"] for found in about["findings"]]
 
 
 def marks(classes: Sequence[str]) -> list[str]:
-    """One character per class: its name where all names are single characters, else letters; past those, dots."""
+    """Return one character per class: its name where all names are single characters, else letters; past those, dots."""
     if all(len(name) == 1 and name.isprintable() and not name.isspace() for name in classes) and len(set(classes)) == len(
         classes
     ):
@@ -130,21 +138,21 @@ def marks(classes: Sequence[str]) -> list[str]:
 
 
 def cells(counts: Sequence[int], length: int) -> list[int]:
-    """Whole cells for each class in a bar of ``length``, by largest remainder."""
+    """Return how many cells each class gets in a bar of ``length``, by largest remainder."""
     total = sum(counts)
     exact = [count * length / total for count in counts] if total else [0.0 for _ in counts]
     whole = [int(value) for value in exact]
-    short = length - sum(whole) if total else 0
-    for i in sorted(range(len(counts)), key=lambda i: (whole[i] - exact[i], i))[:short]:
+    unassigned = length - sum(whole) if total else 0
+    for i in sorted(range(len(counts)), key=lambda i: (whole[i] - exact[i], i))[:unassigned]:
         whole[i] += 1
     return whole
 
 
 def terminal(about: Mapping[str, Any], width: int = 80) -> Text:
-    """Words, then one bar per client: its length is the rows, its letters (and colours) the classes."""
+    """Return sentences, then one bar per client: its length shows the rows, its letters (and colours) the classes."""
     from rich.text import Text
 
-    text = Text("\n".join(sentences(about)) + "\n\n")
+    text = Text("\n".join([*sentences(about), *(f"! {line}" for line in warnings(about))]) + "\n\n")
     labels = [_plain(name, 16) for name in about["names"][:SHOWN]]
     left = max(map(len, labels))
     digits = len(f"{about['sizes']['max']:,}")
@@ -174,7 +182,7 @@ def _bars(text: Text, about: Mapping[str, Any], labels: Sequence[str], left: int
 
 
 def _spans(text: Text, about: Mapping[str, Any], labels: Sequence[str], left: int, room: int) -> None:
-    """Regression: the mean of each client's targets, and one standard deviation to either side, on one scale."""
+    """Draw the mean of each client's numeric targets, and one standard deviation to either side, on one scale."""
     spread = about["targets"]
     low = min(t["mean"] - t["std"] for t in spread)
     high = max(t["mean"] + t["std"] for t in spread)
@@ -197,13 +205,18 @@ def _plain(name: str, longest: int) -> str:
 
 
 def html(about: Mapping[str, Any]) -> str:
-    """The description as one page that needs nothing else."""
+    """Return the description as one self-contained HTML page."""
     first, *more = sentences(about)
     words = "".join(f"<p>{escape(line)}</p>" for line in more)
-    picture, caption = (_mean_figure(about), "Mean target of every client, and one standard deviation to either side.")
+    if odd := warnings(about):
+        words += f"<h2>Worth a look</h2><ul>{''.join(f'<li>{escape(line)}</li>' for line in odd)}</ul>"
+    picture, caption = (
+        _mean_figure(about),
+        "Mean target of every client, the smallest first, and one standard deviation to either side.",
+    )
     if about["labels"] is not None:
-        what = "rows of each class" if about["kind"] == "classification" else "positive labels"
-        picture, caption = (_stack_figure(about), f"{what.capitalize()}, client by client.")
+        content = "rows of each class" if about["skew_by_chance"] is not None else "positive labels"
+        picture, caption = (_stack_figure(about), f"{content.capitalize()}, client by client, the largest first.")
     rest = about["clients"] - DRAWN
     if rest > 0:
         caption += f" {rest:,} more clients are not drawn."
@@ -216,10 +229,11 @@ def html(about: Mapping[str, Any]) -> str:
 
 def _stack_figure(about: Mapping[str, Any]) -> str:
     letters = marks(about["classes"])
-    shown = about["labels"][:DRAWN]
+    order = sorted(range(len(about["labels"])), key=lambda i: -sum(about["labels"][i]))[:DRAWN]
+    shown = [about["labels"][i] for i in order]
     longest = max(map(sum, shown)) or 1
     out = [_hatches(len(letters))]
-    for line, (name, counts) in enumerate(zip(about["names"], shown, strict=False)):
+    for line, (name, counts) in enumerate(zip((about["names"][i] for i in order), shown, strict=True)):
         y, x = TOP + line * (BAR + 4), float(LEFT)
         out.append(_words(LEFT - 6, y + 12, _plain(name, 18), "end"))
         for i, count in enumerate(counts):
@@ -234,6 +248,8 @@ def _stack_figure(about: Mapping[str, Any]) -> str:
             x += width
         out.append(_words(x + 6, y + 12, f"{sum(counts):,}", "start"))
     foot = TOP + len(shown) * (BAR + 4) + 12
+    out += _axis([(LEFT + i / 4 * (WIDTH - LEFT - RIGHT), f"{longest * i / 4:,.0f}") for i in range(5)], foot, "rows")
+    foot += 40
     legend = list(zip(letters, about["classes"], strict=True))[:LISTED]
     for i, (letter, name) in enumerate(legend):
         x, y = 20 + i % 4 * 175, foot + i // 4 * 22
@@ -244,7 +260,7 @@ def _stack_figure(about: Mapping[str, Any]) -> str:
 
 
 def _box(x: float, y: float, width: float, i: int) -> str:
-    """A block of a class: eight colours, then the same hatched."""
+    """Draw the block of a class: eight colours, then the same ones hatched."""
     place = f'x="{x:.1f}" y="{y}" width="{width:.1f}" height="{BAR}"'
     block = f'<rect {place} fill="{COLOURS[i % len(COLOURS)]}"/>'
     turn = i // len(COLOURS)
@@ -252,7 +268,7 @@ def _box(x: float, y: float, width: float, i: int) -> str:
 
 
 def _hatches(classes: int) -> str:
-    """White lines in three directions, for the classes past the eighth."""
+    """Define white hatching in three directions, for the classes past the eighth."""
     if classes <= len(COLOURS):
         return ""
     line = '<path d="M0 0V6" stroke="#fff" stroke-width="2"/>'
@@ -265,7 +281,8 @@ def _hatches(classes: int) -> str:
 
 
 def _mean_figure(about: Mapping[str, Any]) -> str:
-    spread = about["targets"][:DRAWN] if about["targets"] else []
+    order = sorted(range(len(about["targets"] or ())), key=lambda i: about["targets"][i]["mean"])[:DRAWN]
+    spread = [about["targets"][i] for i in order]
     if not spread:
         return ""
     low = min(t["mean"] - t["std"] for t in spread)
@@ -275,7 +292,7 @@ def _mean_figure(about: Mapping[str, Any]) -> str:
         return LEFT + (value - low) / ((high - low) or 1) * (WIDTH - LEFT - RIGHT)
 
     out = []
-    for line, (name, t) in enumerate(zip(about["names"], spread, strict=False)):
+    for line, (name, t) in enumerate(zip((about["names"][i] for i in order), spread, strict=True)):
         y = TOP + line * (BAR + 4) + 8
         ends = place(t["mean"] - t["std"]), place(t["mean"] + t["std"])
         out.append(_words(LEFT - 6, y + 4, _plain(name, 18), "end"))
@@ -283,12 +300,21 @@ def _mean_figure(about: Mapping[str, Any]) -> str:
         hint = f"<title>{escape(name)}: mean {t['mean']:.4g}, standard deviation {t['std']:.4g}</title>"
         out.append(f'<circle cx="{place(t["mean"]):.1f}" cy="{y}" r="5" fill="{COLOURS[0]}">{hint}</circle>')
     foot = TOP + len(spread) * (BAR + 4) + 12
-    out += [_words(place(value), foot, f"{value:.3g}", "middle") for value in (low, high)]
-    return _svg(out, foot + 10, "Targets by client")
+    values = [low + i / 4 * (high - low) for i in range(5)]
+    out += _axis([(place(value), f"{value:.3g}") for value in values], foot, "target")
+    return _svg(out, foot + 40, "Targets by client")
 
 
-def _words(x: float, y: float, said: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y}" text-anchor="{anchor}">{escape(said)}</text>'
+def _axis(ticks: Sequence[tuple[float, str]], y: float, title: str) -> list[str]:
+    """Draw a line with ticks, their values and what they count."""
+    line = f'<line x1="{ticks[0][0]:.1f}" x2="{ticks[-1][0]:.1f}" y1="{y}" y2="{y}" stroke="#555"/>'
+    marks = [f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y}" y2="{y + 4}" stroke="#555"/>' for x, _ in ticks]
+    middle = (ticks[0][0] + ticks[-1][0]) / 2
+    return [line, *marks, *(_words(x, y + 16, value, "middle") for x, value in ticks), _words(middle, y + 30, title, "middle")]
+
+
+def _words(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def _svg(parts: Sequence[str], height: float, title: str) -> str:

@@ -41,30 +41,33 @@ class Feed:
 
     @property
     def _dtype(self) -> torch.dtype:
-        """Of masks, counts and facts: the features', or the run's where they are tokens."""
+        """The dtype of masks, counts and facts: that of the features, or the run's where these are tokens."""
         x = self.federation.train.x
         return x.dtype if x.is_floating_point() else self.federation.precision
 
     def like(self, phases: Phases | None = None, federation: Federation | None = None, guard: Guard | None = None) -> Feed:
-        """This feed with other work, other clients or another guard."""
+        """Return this feed with other work, other clients or another guard."""
         return Feed(
             federation or self.federation, phases or self.phases, self.batch_size, self.seed, self.sampling, guard or self.guard
         )
 
     def guarded(self, data: Any, phase: str = "train") -> Any:
-        """One client's data as a method may see them."""
+        """Return one client's data as a method may see them."""
         return data if self.guard is None else self.guard.over(data, self.main_phase(phase))
 
     def expected(self, clients: NDArray[np.int64], phase: str) -> NDArray[np.float64]:
-        """Mean rows of a batch: all of a small client's."""
+        """Return the mean number of rows in a batch; a client smaller than a batch uses all its rows."""
         sizes = self.phases[phase].rows(self.federation.train.sizes[clients])
         return (sizes if self.batch_size is None else np.minimum(sizes, self.batch_size)).astype(np.float64)
 
     def keys(self, clients: NDArray[np.int64], round: int, phase: str) -> NDArray[np.uint64]:
+        """Return a word per client that its batches are drawn by: one that nobody else can know where chance is to hide rows."""
+        if self.guard is not None and self.sampling == "poisson":
+            return rng.mix(self.guard.secret.word(phase, round), self.federation.keys[clients])
         return rng.mix(self.seed, rng.purpose(phase), np.int64(round), self.federation.keys[clients])
 
     def rows(self, client: int, round: int, phase: str) -> list[NDArray[np.int64]]:
-        """Row numbers of each step of one client: what an independent implementation needs to follow a run."""
+        """Return the row numbers of each step of one client: what an independent implementation needs to follow a run."""
         index, _ = self._index(np.array([client]), round, phase)
         return [row[row >= 0] for row in index[0]]
 
@@ -73,50 +76,51 @@ class Feed:
 
     def _index(self, clients: NDArray[np.int64], round: int, phase: str) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
         keys, work = self.keys(clients, round, phase), self.phases[phase]
-        lots = None
+        part_keys = None
         if work.part is not None:
-            when = (np.int64(round),) if work.redraw else ()
-            lots = rng.mix(self.seed, rng.purpose("part"), *when, self.federation.keys[clients])
+            round_key = (np.int64(round),) if work.redraw else ()
+            part_keys = rng.mix(self.seed, rng.purpose("part"), *round_key, self.federation.keys[clients])
         draw = poisson if self.sampling == "poisson" else indices
-        index, _ = draw(keys, self.federation.train.sizes[clients], work, self.batch_size, lots)
+        index, _ = draw(keys, self.federation.train.sizes[clients], work, self.batch_size, part_keys)
         return index, keys
 
     def _rows(self, clients: NDArray[np.int64], phase: str) -> Tensor:
-        """How many rows the phase has, as precise as the features."""
+        """Return how many rows of each client the phase uses, in the dtype of the features."""
         return torch.as_tensor(self.phases[phase].rows(self.federation.train.sizes[clients]), dtype=self._dtype)
 
     def notes(self) -> list[str]:
-        """What a reader should know about how the clients' rows are used."""
-        alike = (
+        """Return what a reader should know about how the clients' rows are used."""
+        equal_weight = (
             "under privacy every sequence counts alike, whatever its length: rows are clipped by the mean over their positions"
         )
-        said = [alike] if self.guard is not None and self.federation.per_position else []
+        notes = [equal_weight] if self.guard is not None and self.federation.per_position else []
         sizes = self.federation.train.sizes
         parts = [work for work in self.phases.values() if work.part not in (None, (0, 1))]
         small = np.zeros(len(sizes), bool)
         for work in parts:
             small |= work.rows(sizes) == sizes
         if not small.any():
-            return said
+            return notes
         ids = np.flatnonzero(small)
         shown = ", ".join(self.federation.names[i] for i in ids[:5]) + (", ..." if len(ids) > 5 else "")
-        who = "1 client has" if len(ids) == 1 else f"{len(ids)} clients have"
-        return [*said, f"{who} too few rows to be split in two, and all rows are used in both parts: {shown}"]
+        subject = "1 client has" if len(ids) == 1 else f"{len(ids)} clients have"
+        return [*notes, f"{subject} too few rows to be split in two, and all rows are used in both parts: {shown}"]
 
     def main_phase(self, phase: str) -> str:
-        """A method that declares no ``personalize`` work is given its training work."""
+        """Return the phase itself if it is declared; a method without ``personalize`` work gets its training work."""
         return phase if phase in self.phases else "train"
 
     def _extras(self, phase: str) -> list[str]:
-        """Further phases that go with a main one: those named ``personalize:...`` with ``personalize``, others with ``train``."""
+        """Return the further phases of a main one: those named ``personalize:...`` for ``personalize``, others for ``train``."""
         more = [name for name in self.phases if name not in ("train", "personalize")]
         return [name for name in more if name.startswith("personalize:") == (phase == "personalize")]
 
     def one(self, client: int, round: int, phase: str = "train") -> Any:
-        """A ``Batches``, guarded where there is a guard."""
+        """Return one client's ``Batches``, guarded where there is a guard."""
         phase = self.main_phase(phase)
         x, y = self.federation.train.client(client)
         more: dict[str, Any] = {name: self._batches(x, y, client, round, name) for name in self._extras(phase)}
+        more["client"] = torch.from_numpy(self.federation.ranks[client : client + 1])
         if self.federation.val is not None:
             vx, vy = self.federation.val.client(client)
             more["val"] = {"x": vx, "y": vy, "mask": torch.ones(len(vy), dtype=self._dtype)}
@@ -131,12 +135,13 @@ class Feed:
         return Batches(x, y, index[0], step_keys(keys, index.shape[1])[0], more, self._dtype, expected)
 
     def many(self, clients: NDArray[np.int64], round: int, phase: str = "train") -> dict[str, Any]:
-        """Leaves [steps, clients, batch, ...]: the client axis is second, so that a step is one contiguous block.
+        """Return leaves [steps, clients, batch, ...]: the client axis is second, so that a step is one contiguous block.
 
         Buffers are reused from call to call: use what this returns before calling again.
         """
         phase = self.main_phase(phase)
         data: dict[str, Any] = self._padded(clients, round, phase)
+        data["client"] = torch.from_numpy(self.federation.ranks[clients]).unsqueeze(0)  # clients second
         for name in self._extras(phase):
             data[name] = self._padded(clients, round, name)
         if self.federation.val is not None:
@@ -151,7 +156,7 @@ class Feed:
         return data
 
     def _facts(self, clients: NDArray[np.int64]) -> dict[str, Tensor]:
-        """The clients' numbers by name, as precise as the features."""
+        """Return the clients' facts by name, in the dtype of the features."""
         return {name: torch.as_tensor(values[clients], dtype=self._dtype) for name, values in self.federation.facts.items()}
 
     def _padded(self, clients: NDArray[np.int64], round: int, phase: str) -> dict[str, Tensor]:
@@ -161,7 +166,7 @@ class Feed:
         once = steps > 0 and index.strides[1] == 0  # the same rows in every step: gather them once
         index = np.ascontiguousarray((index[:, :1] if once else index).transpose(1, 0, 2))  # [steps, clients, batch]
         real = index >= 0
-        # a padded place repeats the client's own first row: nothing of another client is ever in reach
+        # padding repeats the client's own first row, so that no other client's rows are ever read
         rows = np.where(real, index, 0) + train.offsets[clients][:, None]
         mask = torch.from_numpy(real).to(self._dtype)
         parts = {"x": self._gather(f"x/{phase}", train.x, rows), "y": self._gather(f"y/{phase}", train.y, rows), "mask": mask}
@@ -185,7 +190,7 @@ class Feed:
 
     @staticmethod
     def whole(split: Split, clients: NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor]:
-        """All rows of a split: x, y, mask [clients, rows, ...], padded with the client's first row."""
+        """Return all rows of a split: x, y, mask [clients, rows, ...], padded with the client's first row."""
         sizes = split.sizes[clients]
         column = np.arange(int(sizes.max(initial=1)))
         real = column < sizes[:, None]

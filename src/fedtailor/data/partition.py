@@ -1,4 +1,4 @@
-"""How one data set becomes many clients. No client is left empty; the same seed gives the same clients."""
+"""Rules that deal one data set out to many clients. No client is left empty; the same seed gives the same clients."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from fedtailor.data import rng
 from fedtailor.errors import InvalidArgument
 
 Rows = list[NDArray[np.int64]]
-Owned = dict[str, NDArray[np.int64]]
-WAYS = "'iid', 'dirichlet:0.3', 'classes:2', 'quantity:0.5', 'natural' or 'domain'"
+RowsByName = dict[str, NDArray[np.int64]]
+RULES = "'iid', 'dirichlet:0.3', 'classes:2', 'quantity:0.5', 'natural' or 'domain'"
 LARGEST_ALPHA = 1e9  # the shares are equal long before, and sums of gammas overflow long after
 
 
 def partition(rule: str, y: NDArray[np.int64], clients: int, seed: int, least: int = 1) -> Rows:
-    """Row numbers of every client, each row dealt once and at least ``least`` to everyone.
+    """Return the row numbers of every client; each row is dealt once, and everyone gets at least ``least``.
 
     ``iid`` deals at random and evenly, ``dirichlet:alpha`` by label shares drawn per class, ``classes:k`` gives every client
     rows of exactly k classes, ``quantity:alpha`` deals at random in sizes drawn from a Dirichlet.
     """
-    whole("clients", clients)
-    whole("min_samples", least)
+    check_positive_int("clients", clients)
+    check_positive_int("min_samples", least)
     if clients * least > len(y):
         raise InvalidArgument(
             f"{clients} clients with at least {least} rows each need {clients * least} rows and there are {len(y)}; "
@@ -41,56 +41,56 @@ def partition(rule: str, y: NDArray[np.int64], clients: int, seed: int, least: i
         if not option.isdigit() or int(option) < 1:
             raise InvalidArgument(f"cannot read {rule!r}; write for instance 'classes:2' with a whole number from 1")
         return _classes(y, clients, int(option), draw, least)
-    raise InvalidArgument(f"unknown partition {rule!r}; use {WAYS}")
+    raise InvalidArgument(f"unknown partition {rule!r}; use {RULES}")
 
 
-def natural(owner: NDArray[np.str_], clients: int | None, seed: int, least: int = 1) -> Owned:
-    """The rows of every owner that has at least ``least``; with ``clients``, of that many owners drawn with the seed."""
-    everyone = grouped(owner)
-    names = keep(list(everyone), [len(rows) for rows in everyone.values()], clients, seed, least)
-    return {name: everyone[name] for name in names}
+def natural(owner: NDArray[np.str_], clients: int | None, seed: int, least: int = 1) -> RowsByName:
+    """Return the rows of every owner with at least ``least``; with ``clients``, of that many owners drawn with the seed."""
+    rows_by_owner = grouped(owner)
+    names = choose_owners(list(rows_by_owner), [len(rows) for rows in rows_by_owner.values()], clients, seed, least)
+    return {name: rows_by_owner[name] for name in names}
 
 
-def domains(domain: NDArray[np.str_], clients: int | None, seed: int, least: int = 1) -> Owned:
-    """One client per domain; with ``clients``, that many in all, equally many from each domain, dealt at random."""
-    everywhere = grouped(domain)
-    count = len(everywhere) if clients is None else clients
-    whole("clients", count)
-    each, rest = divmod(count, len(everywhere))
-    if rest or not each:
+def domains(domain: NDArray[np.str_], clients: int | None, seed: int, least: int = 1) -> RowsByName:
+    """Make one client per domain; with ``clients``, that many in all, equally many from each domain, dealt at random."""
+    rows_by_domain = grouped(domain)
+    count = len(rows_by_domain) if clients is None else clients
+    check_positive_int("clients", count)
+    per_domain, rest = divmod(count, len(rows_by_domain))
+    if rest or not per_domain:
         raise InvalidArgument(
-            f"{count} clients do not spread evenly over {len(everywhere)} domains; "
-            f"ask for {len(everywhere)}, {2 * len(everywhere)}, {3 * len(everywhere)}, ..."
+            f"{count} clients do not spread evenly over {len(rows_by_domain)} domains; "
+            f"ask for {len(rows_by_domain)}, {2 * len(rows_by_domain)}, {3 * len(rows_by_domain)}, ..."
         )
-    parts: Owned = {}
-    for name, rows in everywhere.items():
-        if len(rows) < each * least:
+    parts: RowsByName = {}
+    for name, rows in rows_by_domain.items():
+        if len(rows) < per_domain * least:
             raise InvalidArgument(
-                f"domain {name} has {len(rows)} rows, too few for {each} clients with at least {least}; "
-                f"ask for at most {max(1, len(rows) // least) * len(everywhere)} clients or a smaller min_samples"
+                f"domain {name} has {len(rows)} rows, too few for {per_domain} clients with at least {least}; "
+                f"ask for at most {max(1, len(rows) // least) * len(rows_by_domain)} clients or a smaller min_samples"
             )
         order = rng.generator(seed, "partition", rng.purpose(name)).permutation(rows)
-        pieces = np.array_split(order, each)
-        parts |= {name if each == 1 else f"{name}-{i}": np.sort(piece) for i, piece in enumerate(pieces)}
+        pieces = np.array_split(order, per_domain)
+        parts |= {name if per_domain == 1 else f"{name}-{i}": np.sort(piece) for i, piece in enumerate(pieces)}
     return parts
 
 
-def grouped(labels: NDArray[np.str_]) -> Owned:
-    """Row numbers by label, in the order of the labels."""
+def grouped(labels: NDArray[np.str_]) -> RowsByName:
+    """Return the row numbers by label, in the order of the labels."""
     names, group, counts = np.unique(labels, return_inverse=True, return_counts=True)
     pieces = np.split(np.argsort(group, kind="stable"), np.cumsum(counts)[:-1])
     return {str(name): rows for name, rows in zip(names, pieces, strict=True)}
 
 
-def keep(names: list[str], sizes: list[int], clients: int | None, seed: int, least: int) -> list[str]:
-    """The owners large enough, or ``clients`` of them drawn with the seed; their order is kept."""
-    whole("min_samples", least)
+def choose_owners(names: list[str], sizes: list[int], clients: int | None, seed: int, least: int) -> list[str]:
+    """Return the owners with enough rows, or ``clients`` of them drawn with the seed; their order is kept."""
+    check_positive_int("min_samples", least)
     large = [name for name, size in zip(names, sizes, strict=True) if size >= least]
     if not large:
         raise InvalidArgument(f"no client has {least} rows, the largest has {max(sizes)}; ask for a smaller min_samples")
     if clients is None:
         return large
-    whole("clients", clients)
+    check_positive_int("clients", clients)
     if clients > len(large):
         raise InvalidArgument(
             f"there are {len(large)} clients with at least {least} rows, not {clients}; ask for at most {len(large)}"
@@ -99,10 +99,10 @@ def keep(names: list[str], sizes: list[int], clients: int | None, seed: int, lea
     return [large[i] for i in np.sort(chosen)]
 
 
-def whole(what: str, value: int) -> None:
-    """Refuses what is not a whole number from 1."""
+def check_positive_int(name: str, value: int) -> None:
+    """Raise ``InvalidArgument`` unless ``value`` is a whole number from 1."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise InvalidArgument(f"{what} must be a whole number from 1, not {value!r}")
+        raise InvalidArgument(f"{name} must be a whole number from 1, not {value!r}")
 
 
 def _alpha(rule: str, option: str, example: str) -> float:
@@ -116,7 +116,7 @@ def _alpha(rule: str, option: str, example: str) -> float:
 
 
 def _dirichlet(y: NDArray[np.int64], clients: int, alpha: float, draw: np.random.Generator, least: int) -> Rows:
-    """Each class is dealt out by shares ~ Dir(alpha); then the poorest clients are filled up from the richest."""
+    """Deal each class out by shares ~ Dir(alpha); then fill up the clients with the fewest rows from those with the most."""
     parts: list[list[int]] = [[] for _ in range(clients)]
     for label in np.unique(y):
         rows = draw.permutation(np.flatnonzero(y == label))
@@ -126,7 +126,7 @@ def _dirichlet(y: NDArray[np.int64], clients: int, alpha: float, draw: np.random
 
 
 def _quantity(rows: int, clients: int, alpha: float, draw: np.random.Generator, least: int) -> Rows:
-    """Rows in random order, cut into sizes ~ Dir(alpha); then the poorest clients are filled up from the richest."""
+    """Cut randomly ordered rows into sizes ~ Dir(alpha); then fill up the smallest clients from the largest."""
     order = draw.permutation(rows)
     return _filled([piece.tolist() for piece in np.split(order, _cuts(rows, clients, alpha, draw))], least)
 
@@ -137,14 +137,14 @@ def _cuts(rows: int, clients: int, alpha: float, draw: np.random.Generator) -> N
 
 
 def _filled(parts: list[list[int]], least: int) -> Rows:
-    """Rows move one by one from the largest client to the smallest until everyone has ``least``."""
+    """Move rows one by one from the largest client to the smallest until everyone has ``least``."""
     poor = [(len(part), i) for i, part in enumerate(parts)]
     rich = [(-size, i) for size, i in poor]
     heapq.heapify(poor)
     heapq.heapify(rich)
     while poor[0][0] < least:
         size, to = heapq.heappop(poor)
-        if size != len(parts[to]):  # it gave or got since this entry was written
+        if size != len(parts[to]):  # it has given or received a row since this entry was written
             continue
         while -rich[0][0] != len(parts[rich[0][1]]):
             heapq.heappop(rich)
@@ -169,18 +169,18 @@ def _classes(y: NDArray[np.int64], clients: int, k: int, draw: np.random.Generat
         )
     holders: list[list[int]] = [[] for _ in labels]
     for client in range(clients):
-        held = np.array([len(them) for them in holders])
-        for c in np.lexsort((draw.random(len(labels)), held))[:k]:
+        holder_counts = np.array([len(owners) for owners in holders])
+        for c in np.lexsort((draw.random(len(labels)), holder_counts))[:k]:
             holders[c].append(client)
     parts: list[list[int]] = [[] for _ in range(clients)]
-    for label, them in zip(labels, holders, strict=True):
+    for label, owners in zip(labels, holders, strict=True):
         rows = draw.permutation(np.flatnonzero(y == label))
-        if len(rows) < len(them):
+        if len(rows) < len(owners):
             raise InvalidArgument(
-                f"class {label} has {len(rows)} rows for the {len(them)} clients that hold it; ask for fewer clients or classes"
+                f"class {label} has {len(rows)} rows for the {len(owners)} clients that hold it; ask for fewer clients or classes"
             )
         # who gets the odd row is drawn, or the first clients would be the largest in every class
-        for client, piece in zip(draw.permutation(them), np.array_split(rows, len(them)), strict=True):
+        for client, piece in zip(draw.permutation(owners), np.array_split(rows, len(owners)), strict=True):
             parts[client].extend(piece.tolist())
     small = min(map(len, parts))
     if small < least:
@@ -191,7 +191,7 @@ def _classes(y: NDArray[np.int64], clients: int, k: int, draw: np.random.Generat
 
 
 def split(y: NDArray[np.int64], shares: tuple[float, ...], draw: np.random.Generator) -> Rows:
-    """Rows 0..len(y)-1 split by ``shares``, class by class where a class is large enough; no part is left empty."""
+    """Split rows 0..len(y)-1 by ``shares``, class by class where a class is large enough; no part is left empty."""
     if len(y) < len(shares):
         raise InvalidArgument(f"{len(y)} rows cannot be split in {len(shares)} parts; give the client more rows")
     order = np.concatenate([draw.permutation(np.flatnonzero(y == label)) for label in np.unique(y)])

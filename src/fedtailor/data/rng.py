@@ -16,7 +16,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def mix(*parts: ArrayLike) -> Words:
-    """A 64-bit word from integers or arrays of integers (broadcast against each other)."""
+    """Return a 64-bit word from integers or arrays of integers (broadcast against each other)."""
     word: Words = np.zeros((), np.uint64)
     with np.errstate(over="ignore"):
         for part in parts:
@@ -31,10 +31,10 @@ def _finalise(z: Words) -> Words:
 
 
 def purpose(name: str) -> int:
-    """A word for a string (a client's name, the purpose of a draw), the same on every machine."""
+    """Return a 64-bit word for a string (a client's name, the purpose of a draw), the same on every machine."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
 def generator(seed: int, name: str, *parts: int) -> np.random.Generator:
-    """A NumPy generator for draws that happen once (a cohort, a split)."""
+    """Return a NumPy generator for draws that happen once (a cohort, a split)."""
     return np.random.default_rng([seed, purpose(name), *parts])

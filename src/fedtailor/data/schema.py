@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.data.columns import Floats, Raw, as_numbers, check_finite, columns_of, read_column
-from fedtailor.data.words import listed, one_line, shown
+from fedtailor.data.columns import Raw, check_finite, columns_of, read_column
+from fedtailor.data.formats import Floats, as_numbers
+from fedtailor.data.missing import MARKS, without_marks
+from fedtailor.data.words import Where, listed, one_line, row_number, shown
 from fedtailor.errors import InvalidData
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ class Column:
     origin: float = 0.0  # dates: the earliest training date, in days since 1970
     mean: float = 0.0
     scale: float = 1.0
+    style: str = ""  # how numbers and dates are written (``formats.STYLES``)
 
     def names(self) -> list[str]:
         if self.kind == "category":
@@ -47,7 +50,7 @@ class Column:
         return [self.name, f"{self.name} missing"] if self.has_indicator else [self.name]
 
     def prepare(self, raw: Raw) -> NDArray[Any]:
-        """What ``write`` takes: the feature of every row's category (-1: none of them), or numbers counted from the origin."""
+        """Return the values for ``write``: the feature of every row's category (-1: none), or numbers counted from the origin."""
         if self.kind != "category":
             return raw.values - self.origin if self.origin else raw.values
         place = {category: i for i, category in enumerate(self.categories)}
@@ -57,7 +60,7 @@ class Column:
         return slots[raw.values]
 
     def write(self, values: NDArray[Any], out: Features, at: int, mean: float | Floats, scale: float | Floats) -> None:
-        """Prepared values into ``out`` [rows, features of all columns], contiguous zeros, from its column ``at`` on."""
+        """Write prepared values into ``out`` [rows, features of all columns], contiguous zeros, from its column ``at`` on."""
         if self.kind == "category":
             rows = np.flatnonzero(values >= 0)
             # one index is four times faster than a pair
@@ -75,7 +78,9 @@ class Column:
 @dataclass(frozen=True)
 class Schema:
     """What turns rows of a table into features: the columns, and with ``standardize="client"`` every client's own (mean, scale)
-    of each of them. ``label_mean`` and ``label_scale`` bring a standardised target back to its units."""
+    of each of them. ``label_mean`` and ``label_scale`` bring a standardised target back to its units. Cells that hold one of
+    ``marks`` are missing. ``public`` says that the columns were given, not learnt from rows, and ``merged_clients`` that clients
+    that look alike are one."""
 
     columns: tuple[Column, ...]
     client: str
@@ -87,13 +92,17 @@ class Schema:
     label_mean: float = 0.0
     label_scale: float = 1.0
     version: int = VERSION
+    marks: tuple[str, ...] = MARKS
+    public: bool = False
+    merged_clients: bool = False
 
     def names(self) -> list[str]:
-        """Names of the features, in order."""
+        """Return the names of the features, in order."""
         return [name for column in self.columns for name in column.names()]
 
-    def encode(self, frame: pd.DataFrame, client: str | None = None) -> Features:
-        """Features [rows, features] of new rows, as a row of ``client`` is read; an unknown client's as a newcomer's (pooled)."""
+    def encode(self, frame: pd.DataFrame, client: str | None = None, where: Where = row_number) -> Features:
+        """Return features [rows, features] of new rows, scaled as ``client``'s are, or as pooled if it is unknown; messages
+        call a row by ``where``."""
         table = columns_of(frame)
         absent = [column.name for column in self.columns if column.name not in table]
         if absent:
@@ -102,7 +111,7 @@ class Schema:
             )
         numbers = self.clients.get(client, ()) if client is not None else ()
         moments = numbers or tuple((column.mean, column.scale) for column in self.columns)
-        prepared = [column.prepare(_read_again(column, table[column.name])) for column in self.columns]
+        prepared = [column.prepare(_read_again(column, table[column.name], self.marks, where)) for column in self.columns]
         out = np.zeros((len(frame), len(self.names())), np.float32)
         for start in range(0, len(out), BLOCK):
             block = slice(start, start + BLOCK)
@@ -110,11 +119,11 @@ class Schema:
         return out
 
     def restore(self, values: Floats) -> Floats:
-        """Predicted targets in the units of the label column."""
+        """Return predicted targets in the units of the label column."""
         return values * self.label_scale + self.label_mean
 
     def to_json(self) -> dict[str, Any]:
-        """Plain lists, dicts, strings and numbers; ``from_json`` gives back an equal schema."""
+        """Return plain lists, dicts, strings and numbers, of which ``from_json`` makes an equal schema."""
         return _plain(asdict(self))
 
     @staticmethod
@@ -125,8 +134,12 @@ class Schema:
         try:
             columns = tuple(Column(**{**c, "categories": tuple(c["categories"])}) for c in data["columns"])
             clients = {name: tuple((mean, scale) for mean, scale in own) for name, own in data["clients"].items()}
-            rest = {f.name: data[f.name] for f in fields(Schema) if f.name not in ("columns", "clients", "classes")}
-            return Schema(columns=columns, clients=clients, classes=tuple(data["classes"]), **rest)
+            # not in the first runs, which read 0071 as 71
+            later: dict[str, Any] = {"marks": tuple(data.get("marks", MARKS)), "public": bool(data.get("public", False))}
+            later["merged_clients"] = bool(data.get("merged_clients", True))
+            known = ("columns", "clients", "classes", *later)
+            rest = {f.name: data[f.name] for f in fields(Schema) if f.name not in known}
+            return Schema(columns=columns, clients=clients, classes=tuple(data["classes"]), **rest, **later)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidData(f"the schema cannot be read ({one_line(error)}); use a file that fedtailor wrote") from error
 
@@ -137,7 +150,7 @@ def write_block(
     out: Features,
     moments: Sequence[tuple[float | Floats, float | Floats]],
 ) -> None:
-    """All columns of some rows, one beside the other, into contiguous zeros."""
+    """Write the features of all columns for some rows, one beside the other, into contiguous zeros."""
     at = 0
     for column, prepared, (mean, scale) in zip(columns, values, moments, strict=True):
         column.write(prepared, out, at, mean, scale)
@@ -148,12 +161,13 @@ def write_block(
         raise InvalidData(f"column {name} holds numbers too large or too far apart for 32-bit features; rescale it or --drop it")
 
 
-def _read_again(column: Column, values: pd.Series[Any]) -> Raw:
-    """A column of new rows as the training rows' was read."""
+def _read_again(column: Column, values: pd.Series[Any], marks: Sequence[str], where: Where) -> Raw:
+    """Read a column of new rows as that of the training rows was read."""
     from pandas.api import types
 
-    raw = read_column(column.name, values, column.kind, droppable=False)
-    check_finite(column.name, raw, droppable=False)
+    values, _ = without_marks(values, marks)
+    raw = read_column(column.name, values, column.kind, where, droppable=False, style=column.style)
+    check_finite(column.name, raw, where=where, droppable=False)
     # words such as 007 and true, all by themselves in a file, are taken for numbers and truth values
     if column.kind == "category" and (types.is_numeric_dtype(values.dtype) or types.is_bool_dtype(values.dtype)):
         return replace(raw, texts=_as_trained(raw.texts, column.categories))
@@ -161,16 +175,16 @@ def _read_again(column: Column, values: pd.Series[Any]) -> Raw:
 
 
 def _as_trained(texts: Sequence[str], categories: Sequence[str]) -> tuple[str, ...]:
-    """Numbers and truth values as the one category that is worth the same; the others as they are."""
-    meant: dict[float | str, list[str]] = {}
-    for category, value in zip(categories, _worth(categories), strict=True):
-        meant.setdefault(value, []).append(category)
-    same = [meant.get(value, []) for value in _worth(texts)]
-    return tuple(found[0] if len(found) == 1 else t for t, found in zip(texts, same, strict=True))
+    """Replace numbers and truth values by the one category of the same value; leave other texts as they are."""
+    categories_by_value: dict[float | str, list[str]] = {}
+    for category, value in zip(categories, _values_of(categories), strict=True):
+        categories_by_value.setdefault(value, []).append(category)
+    candidates = [categories_by_value.get(value, []) for value in _values_of(texts)]
+    return tuple(matches[0] if len(matches) == 1 else t for t, matches in zip(texts, candidates, strict=True))
 
 
-def _worth(texts: Sequence[str]) -> list[float | str]:
-    """The number that a text is, if float64 tells it from all others, else the text in any case of letters."""
+def _values_of(texts: Sequence[str]) -> list[float | str]:
+    """Return the number that a text stands for, if float64 can tell it from all others, else the text in lower case."""
     numbers = as_numbers(texts)
     return [float(number) if abs(number) < 2**53 else t.lower() for t, number in zip(texts, numbers, strict=True)]
 

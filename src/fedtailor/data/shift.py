@@ -1,4 +1,4 @@
-"""Test images as the world may change them: corruptions at five severities, seeded, on values in [0, 1]; and CIFAR-10.1.
+"""Shifted test images: seeded corruptions at five severities, on values in [0, 1]; and CIFAR-10.1.
 
 The kinds are those of CIFAR-10-C that need no picture of frost or water; the strengths are our own. Blurs are given for 32
 pixels and grow with larger pictures; blocks are a share of any picture. The same draw is used at every severity, only stronger.
@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedtailor.data import files, rng
+from fedtailor.data import rng
 from fedtailor.data.federation import Federation
-from fedtailor.data.images import missing
+from fedtailor.data.readers import files
+from fedtailor.data.readers.fetch import missing
 from fedtailor.errors import InvalidArgument, InvalidData, nearest
 
 Draw = np.random.Generator
@@ -49,7 +50,7 @@ def _impulse_noise(x: Tensor, share: float, draw: Draw) -> Tensor:
 
 
 def _blurred(x: Tensor, kernel: Tensor) -> Tensor:
-    """Every channel with one kernel [k, k] of odd size; the border is repeated."""
+    """Convolve every channel with one kernel [k, k] of odd size; the border is repeated."""
     rows, channels, height, width = x.shape
     half = len(kernel) // 2
     wide = F.pad(x.reshape(rows * channels, 1, height, width), [half] * 4, mode="replicate")
@@ -61,7 +62,7 @@ def _scale(x: Tensor) -> float:
 
 
 def _grid(reach: float) -> Tensor:
-    """Squared distance to the centre, [k, k], k odd and large enough for ``reach``."""
+    """Return squared distances to the center, [k, k], k odd and large enough for ``reach``."""
     side = torch.arange(-int(np.ceil(reach)), int(np.ceil(reach)) + 1, dtype=torch.float64)
     return side[:, None] ** 2 + side**2
 
@@ -83,12 +84,12 @@ def _contrast(x: Tensor, factor: float, draw: Draw) -> Tensor:
     return middle + factor * (x - middle)
 
 
-def _brightness(x: Tensor, more: float, draw: Draw) -> Tensor:
-    return x + more
+def _brightness(x: Tensor, amount: float, draw: Draw) -> Tensor:
+    return x + amount
 
 
 def _pixelate(x: Tensor, share: float, draw: Draw) -> Tensor:
-    """Every pixel is the mean of its block; along a side of n pixels there are share * n blocks."""
+    """Replace every pixel by the mean of its block; along a side of n pixels there are share * n blocks."""
 
     def averaging(side: int) -> Tensor:
         block = torch.arange(side) * max(1, round(share * side)) // side
@@ -110,7 +111,7 @@ def _jpeg(x: Tensor, quality: float, draw: Draw) -> Tensor:
     return torch.from_numpy(out).permute(0, 3, 1, 2).to(x) / 255
 
 
-# how, and how strongly at severity 1 to 5
+# the function, and its strength at severities 1 to 5
 CORRUPTIONS: dict[str, tuple[Callable[[Tensor, float, Draw], Tensor], tuple[float, ...]]] = {
     "gaussian-noise": (_gaussian_noise, (0.04, 0.07, 0.11, 0.16, 0.24)),
     "shot-noise": (_shot_noise, (250, 100, 45, 20, 9)),
@@ -126,7 +127,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[Tensor, float, Draw], Tensor], tuple[floa
 
 
 def corrupted(x: Tensor, kind: str, severity: int, seed: int = 0) -> Tensor:
-    """Images in [0, 1], [rows, channels, height, width] or [rows, height, width], with a corruption of severity 1 to 5."""
+    """Corrupt images in [0, 1], [rows, channels, height, width] or [rows, height, width], at a severity of 1 to 5."""
     if kind not in CORRUPTIONS:
         raise InvalidArgument(f"unknown corruption {kind!r}; {nearest(kind, CORRUPTIONS, 'the corruptions are')}")
     if isinstance(severity, bool) or severity not in range(1, 6):
@@ -143,15 +144,16 @@ def corrupted(x: Tensor, kind: str, severity: int, seed: int = 0) -> Tensor:
 
 
 def corrupt(federation: Federation, kind: str, severity: int, seed: int = 0) -> Federation:
-    """The same clients with their test images corrupted; training and validation images are as they were."""
+    """Return the same clients with their test images corrupted; training and validation images stay as they are."""
     test = federation.test
     new = replace(test, x=corrupted(test.x, kind, severity, seed))
     note = f"The test images are corrupted: {kind}, severity {severity} of 5."
-    return replace(federation, test=new, notes=(*federation.notes, note), name=f"{federation.name}/{kind}:{severity}")
+    name = f"{federation.name}/{kind}:{severity}"
+    return replace(federation, test=new, notes=(*federation.notes, note), name=name, recipe=None)
 
 
 def parse(spec: str) -> tuple[str, int]:
-    """``contrast:3`` as (kind, severity); 3 if none is given."""
+    """Read ``contrast:3`` as (kind, severity); the severity is 3 if none is written."""
     kind, colon, text = spec.partition(":")
     if kind not in CORRUPTIONS:
         known = [*CORRUPTIONS, CIFAR10_1]
@@ -162,10 +164,10 @@ def parse(spec: str) -> tuple[str, int]:
 
 
 def cifar10_1(data_dir: files.Place | None = None, version: str = "v6") -> tuple[NDArray[Any], files.Labels]:
-    """CIFAR-10.1's images (floats in [0, 1], channels first) and labels, from its two .npy files in cifar10.1/."""
+    """Read CIFAR-10.1's images (floats in [0, 1], channels first) and labels, from its two .npy files in cifar10.1/."""
     folder = files.root(data_dir) / CIFAR10_1
-    found = files.present(folder, *(f"cifar10.1_{version}_{what}.npy" for what in ("data", "labels")))
-    if found is None:
+    paths = files.present(folder, *(f"cifar10.1_{version}_{content}.npy" for content in ("data", "labels")))
+    if paths is None:
         raise missing(CIFAR10_1, folder, f"cifar10.1_{version}_data.npy and cifar10.1_{version}_labels.npy")
-    x, y = files.read_pair(*found)
+    x, y = files.read_pair(*paths)
     return x.astype(np.float32) / 255, y

@@ -1,30 +1,29 @@
-"""Federations by name: the registry, and ``load``, the one door to named sets, tables, folders and LEAF files."""
+"""Federations by name: the registry, and ``load``, which opens named sets, tables, folders and LEAF files."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from fedtailor.data import files, images, natural, rng, synthetic, text
 from fedtailor.data.federation import Federation
-from fedtailor.data.partition import keep, whole
-from fedtailor.data.partition import split as split_rows
-from fedtailor.data.pool import Pool, dealt
-from fedtailor.data.public import with_public
-from fedtailor.errors import InvalidArgument, InvalidData
+from fedtailor.data.pool import PooledData, dealt
+from fedtailor.data.readers import files, images, natural, synthetic, text
+from fedtailor.data.readers.leaf import leaf
+from fedtailor.data.readers.npy import npy
+from fedtailor.data.readers.public import with_public
+from fedtailor.data.tables import from_folder, from_table
+from fedtailor.data.tables.read import TABLE_ENDS as TABLES
+from fedtailor.errors import InvalidArgument
 
 Source = Callable[..., Federation]
-TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 
 
 def source(read: Callable[..., Any], finish: Callable[..., Federation], **defaults: Any) -> Source:
-    """A source made of two steps: ``read`` gives what is there, ``finish`` makes a federation of it.
+    """Return a source made of two steps: ``read`` reads a data set, ``finish`` makes a federation of it.
 
     It takes the options of both, those of ``finish`` with these defaults.
     """
@@ -32,112 +31,20 @@ def source(read: Callable[..., Any], finish: Callable[..., Federation], **defaul
     more = list(inspect.signature(finish).parameters.values())[1:]  # the first is what was read
     more = [p.replace(default=defaults.get(p.name, p.default)) for p in more]
 
-    def load_it(**options: Any) -> Federation:
-        mine = {name: options.pop(name) for name in own if name in options}
-        return finish(read(**mine), **{**defaults, **options})
+    def load_source(**options: Any) -> Federation:
+        read_options = {name: options.pop(name) for name in own if name in options}
+        return finish(read(**read_options), **{**defaults, **options})
 
     keyword = inspect.Parameter.KEYWORD_ONLY
-    # where the files are goes last: it is no property of the set
+    # data_dir goes last: it is no property of the set
     ordered = sorted([*own.values(), *more], key=lambda p: p.name == "data_dir")
-    load_it.__signature__ = inspect.Signature([p.replace(kind=keyword) for p in ordered])  # type: ignore[attr-defined]
-    load_it.__doc__ = read.__doc__
-    return load_it
-
-
-def leaf(
-    path: str,
-    clients: int | None = None,
-    seed: int = 0,
-    test_share: float = 0.25,
-    val_share: float = 0.15,
-    min_samples: int | None = None,
-    shape: Sequence[int] | None = None,
-) -> Federation:
-    """LEAF json (FEMNIST and the like): the clients are its users; its own train and test are kept where it has them.
-
-    ``shape`` is one row's, for instance (1, 28, 28); without it rows stay as they are.
-    """
-    folder = Path(path).expanduser().absolute()
-    parts = files.read_leaf(folder)
-    if shape is not None:
-        parts = {part: {u: (_shaped(x, shape, folder), y) for u, (x, y) in users.items()} for part, users in parts.items()}
-    if "all" in parts:
-        users = parts["all"]
-        sizes = [len(y) for _, y in users.values()]
-        y = np.concatenate([y for _, y in users.values()])
-        _classes(folder, y)
-        pool = Pool(
-            "leaf", _joined(folder, [x for x, _ in users.values()]), y.astype(np.int64), owner=np.repeat(list(users), sizes)
-        )
-        return replace(dealt(pool, clients, "natural", seed, test_share, val_share, min_samples), name=f"leaf/{folder.name}")
-    return _split_leaf(folder, parts, clients, seed, val_share, min_samples)
-
-
-def _split_leaf(
-    folder: Path, parts: Mapping[str, Any], clients: int | None, seed: int, val_share: float, min_samples: int | None
-) -> Federation:
-    """LEAF's own train and test rows; the validation rows come out of train."""
-    train, test = parts["train"], parts["test"]
-    if set(train) != set(test):
-        raise InvalidData(f"{folder} has other users in test than in train; split it by sample, so that every user has both")
-    if not 0 <= val_share < 1:
-        raise InvalidArgument(f"val_share={val_share} leaves no rows to train on; give a share of the train rows below 1")
-    if min_samples is not None:
-        whole("min_samples", min_samples)
-    least = max(2 if val_share else 1, min_samples or 1)
-    names = keep(list(train), [len(train[user][1]) for user in train], clients, seed, least)
-    _classes(folder, np.concatenate([users[user][1] for users in (train, test) for user in names]))
-    if not val_share:
-        return Federation.from_arrays(
-            [train[u] for u in names], [test[u] for u in names], names=names, name=f"leaf/{folder.name}"
-        )
-    kept: list[tuple[Any, Any]] = []
-    held: list[tuple[Any, Any]] = []
-    for user in names:
-        x, y = train[user]
-        rows = split_rows(y, (1 - val_share, val_share), rng.generator(seed, "split", rng.purpose(user)))
-        for out, its in zip((kept, held), rows, strict=True):
-            out.append((x[its], y[its]))
-    return Federation.from_arrays(kept, [test[u] for u in names], held, names=names, name=f"leaf/{folder.name}")
-
-
-def _classes(folder: Path, y: Any) -> None:
-    if y.ndim != 1 or y.dtype.kind not in "iub" or y.min(initial=0) < 0:
-        raise InvalidData(f"the labels in {folder} are not classes 0, 1, 2, ...; read them with Federation.from_arrays")
-
-
-def _joined(folder: Path, rows: Sequence[Any]) -> Any:
-    try:
-        return np.concatenate(rows)
-    except ValueError as error:
-        raise InvalidData(f"the users in {folder} have rows of different shapes; give all the same") from error
-
-
-def _shaped(x: Any, shape: Sequence[int], folder: Path) -> Any:
-    if int(np.prod(shape)) != int(np.prod(x.shape[1:])):
-        raise InvalidArgument(
-            f"rows of {folder} hold {int(np.prod(x.shape[1:]))} numbers, which cannot take the shape {tuple(shape)}"
-        )
-    return x.reshape(len(x), *shape)
-
-
-def npy(path: str) -> Pool:
-    """A directory with x.npy (rows) and y.npy (class labels), and optionally client.npy (whose each row is)."""
-    folder = Path(path).expanduser().absolute()
-    for name in ("x.npy", "y.npy"):
-        if not (folder / name).is_file():
-            raise InvalidArgument(f"{folder} has no {name}; save the rows as x.npy and their labels as y.npy")
-    x, y = files.read_pair(folder / "x.npy", folder / "y.npy")
-    owner = None
-    if (folder / "client.npy").is_file():
-        owner = files.read_npy(folder / "client.npy").astype(np.str_)
-        if owner.shape != y.shape:
-            raise InvalidData(f"{folder / 'client.npy'} has shape {owner.shape}; give one client per row, {len(y)} of them")
-    return Pool(f"npy/{folder.name}", x, y, owner=owner)
+    load_source.__signature__ = inspect.Signature([p.replace(kind=keyword) for p in ordered])  # type: ignore[attr-defined]
+    load_source.__doc__ = read.__doc__
+    return load_source
 
 
 POOLED = (images.digits, images.mnist5k, images.fashion_mnist, images.emnist, images.cifar10, images.usps, images.pneumonia)
-OWNED = (images.mnist, images.cifar100)  # dealt too unless asked for their own clients, so their number depends
+OWNED = (images.mnist, images.cifar100)  # they also have clients of their own (partition="natural"), hence no default number
 SHIFTED = (images.pacs, images.office_caltech, images.digits_domains)
 
 
@@ -155,7 +62,7 @@ def _registry() -> dict[str, Source]:
         **{_name(read): source(read, dealt, clients=10) for read in POOLED},
         **{_name(read): source(read, dealt) for read in OWNED},
         **{_name(read): source(read, dealt, partition="domain") for read in SHIFTED},
-        **{_name(read): source(read, natural.owned) for read in (*tables, *sites)},
+        **{_name(read): source(read, natural.federation_of) for read in (*tables, *sites)},
         "shakespeare": text.shakespeare,
         **{_name(make): make for make in made},
     }
@@ -166,33 +73,60 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 SOURCES: dict[str, Source] = _registry()
-POOLS: dict[str, Callable[..., Pool]] = {_name(read): read for read in (*POOLED, *OWNED, *SHIFTED)}
+POOLS: dict[str, Callable[..., PooledData]] = {_name(read): read for read in (*POOLED, *OWNED, *SHIFTED)}
 # written before a path, as in leaf:PATH
 FORMATS: dict[str, Source] = {"leaf": leaf, "npy": source(npy, dealt), "text": text.folder}
 
 
+@dataclass(frozen=True)
+class Origin:
+    """What a name leads to: a reader, the arguments that say where the rows lie, and the name that messages use.
+
+    ``data`` is the name in the recipe of the federation; a reader of tables or folders writes the recipe itself.
+    """
+
+    read: Source
+    shown: str
+    place: Mapping[str, Any] = field(default_factory=dict)
+    data: str | None = None
+
+    @property
+    def options(self) -> dict[str, inspect.Parameter]:
+        """The options that the reader takes."""
+        return {name: p for name, p in inspect.signature(self.read).parameters.items() if name not in self.place}
+
+
 def load(name: str, *, public: str | None = None, **options: Any) -> Federation:
-    """A federation: a set by name, a table (.csv, .tsv, .parquet), a directory, ``leaf:PATH``, ``npy:PATH`` or
+    """Load a federation: a set by name, a table (.csv, .tsv, .parquet), a directory, ``leaf:PATH``, ``npy:PATH`` or
     ``text:PATH``.
 
     ``public`` adds unlabelled rows that everyone may see: another set's images (``cifar100:5000``) or those of a .npy file.
+    The other options are those of the set (``fedtailor data list``), or of ``from_table``, ``from_folder``, ``from_texts``.
     """
-    made = _load(name, options)
-    return made if public is None else with_public(made, public, POOLS, options.get("data_dir"), options.get("seed", 0))
+    origin = origin_of(name)
+    _check(origin, options)
+    fed = origin.read(**origin.place, **options)
+    if origin.data is not None:
+        recipe = {key: str(files.root(value)) if key == "data_dir" and value else value for key, value in options.items()}
+        fed = replace(fed, recipe={"data": origin.data, **recipe})
+    return fed if public is None else with_public(fed, public, POOLS, options.get("data_dir"), options.get("seed", 0))
 
 
-def _load(name: str, options: Mapping[str, Any]) -> Federation:
+def origin_of(name: str) -> Origin:
+    """Return where ``load`` takes this name's rows from; a set's name wins over a file or directory that is called the same."""
     path = Path(name).expanduser()
     form, _, where = name.partition(":")
     if name in SOURCES:
-        return _made(name, SOURCES[name], options)
+        return Origin(SOURCES[name], f"data set {name!r}", data=name)
     if form in FORMATS and where:
-        return _found(form, Path(where).expanduser(), options)
+        return _directory(form, Path(where).expanduser())
     if name.lower().endswith(TABLES):
-        return _table(path, options)
+        if not path.is_file():
+            raise InvalidArgument(f"there is no file {path.absolute()}; check the path")
+        return Origin(from_table, f"table {path}", {"source": path})
     if path.is_dir():
         form = "leaf" if files.is_leaf(path) else "text" if text.is_folder(path) else ""
-        return _found(form, path, options) if form else _folder(path, options)
+        return _directory(form, path) if form else Origin(from_folder, f"directory {path}", {"path": path})
     if path.is_file():
         raise InvalidArgument(f"cannot tell what {name} is; give a table ({', '.join(TABLES)}) or a directory")
     if len(path.parts) > 1:
@@ -202,38 +136,18 @@ def _load(name: str, options: Mapping[str, Any]) -> Federation:
     raise InvalidArgument(f"unknown data set {name!r}; {hint}")
 
 
-def _made(name: str, make: Source, options: Mapping[str, Any]) -> Federation:
-    _known(f"data set {name!r}", make, options)
-    recipe = {key: str(files.root(value)) if key == "data_dir" and value else value for key, value in options.items()}
-    return replace(make(**options), recipe={"data": name, **recipe})
-
-
-def _found(form: str, path: Path, options: Mapping[str, Any]) -> Federation:
+def _directory(form: str, path: Path) -> Origin:
     where = path.absolute()
     if not where.is_dir():
         raise InvalidArgument(f"there is no directory {where}; check the path")
-    _known(f"{form}:{path}", FORMATS[form], options, 1)
-    return replace(FORMATS[form](path=str(where), **options), recipe={"data": f"{form}:{where}", **options})
+    return Origin(FORMATS[form], f"{form}:{path}", {"path": str(where)}, f"{form}:{where}")
 
 
-def _table(path: Path, options: Mapping[str, Any]) -> Federation:
-    if not path.is_file():
-        raise InvalidArgument(f"there is no file {path.absolute()}; check the path")
-    _known(f"table {path}", Federation.from_table, options, 1)
-    return Federation.from_table(path, **options)
-
-
-def _folder(path: Path, options: Mapping[str, Any]) -> Federation:
-    _known(f"directory {path}", Federation.from_folder, options, 1)
-    return Federation.from_folder(path, **options)
-
-
-def _known(what: str, make: Callable[..., Any], options: Mapping[str, Any], first: int = 0) -> None:
-    """Refuses options that ``make`` does not have and asks for those it needs; the ``first`` parameters are given already."""
-    parameters = {p.name: p for p in list(inspect.signature(make).parameters.values())[first:]}
+def _check(origin: Origin, options: Mapping[str, Any]) -> None:
+    """Raise ``InvalidArgument`` for options that the reader does not have or that are missing."""
     for option in options:
-        if option not in parameters:
-            raise InvalidArgument(f"{what} has no option {option!r}; use {', '.join(parameters)}")
-    for name, parameter in parameters.items():
+        if option not in origin.options:
+            raise InvalidArgument(f"{origin.shown} has no option {option!r}; use {', '.join(origin.options)}")
+    for name, parameter in origin.options.items():
         if parameter.default is parameter.empty and name not in options:
-            raise InvalidArgument(f"{what} needs {name}=; give the name of the column")
+            raise InvalidArgument(f"{origin.shown} needs {name}=; give the name of the column")

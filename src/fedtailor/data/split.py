@@ -31,7 +31,7 @@ class Split:
         return np.diff(self.offsets)
 
     def client(self, i: int) -> tuple[Tensor, Tensor]:
-        """(x, y) of the i-th client, counted from 0."""
+        """Return (x, y) of the i-th client, counted from 0."""
         if not -len(self.sizes) <= i < len(self.sizes):
             raise InvalidArgument(f"no client {i}; there are {len(self.sizes)}, counted from 0")
         i %= len(self.sizes)

@@ -37,8 +37,8 @@ class Vocabulary:
 
     @staticmethod
     def of(level: str, pieces: Iterable[Sequence[str]], most: int | None) -> Vocabulary:
-        """The unknown token, then the ``most`` frequent ones of these pieces (None: every character, or the words that occur
-        twice), by falling frequency."""
+        """Collect the unknown token, then the ``most`` frequent ones of these pieces (None: every character, or the words
+        that occur twice), by falling frequency."""
         count = Counter(token for piece in pieces for token in piece)
         least = 2 if level == "word" and most is None else 1
         ranked = sorted((t for t, n in count.items() if n >= least), key=lambda t: (-count[t], t))[:most]
@@ -47,9 +47,9 @@ class Vocabulary:
     def encode(self, text: str) -> NDArray[np.int64]:
         tokens = cut(text, self.level)
         if self.unknown is None:
-            strange = next((t for t in tokens if t not in self.number), None)
-            if strange is not None:
-                raise InvalidArgument(f"{shown(strange)} is not in the vocabulary of {len(self)}; leave it out of the text")
+            unknown_token = next((t for t in tokens if t not in self.number), None)
+            if unknown_token is not None:
+                raise InvalidArgument(f"{shown(unknown_token)} is not in the vocabulary of {len(self)}; leave it out of the text")
             return np.fromiter((self.number[t] for t in tokens), np.int64, len(tokens))
         return np.fromiter((self.number.get(t, self.unknown) for t in tokens), np.int64, len(tokens))
 
@@ -57,11 +57,11 @@ class Vocabulary:
         return {"level": self.level, "tokens": list(self.tokens), "unknown": self.unknown}
 
     @staticmethod
-    def from_json(kept: Mapping[str, Any]) -> Vocabulary:
-        return Vocabulary(kept["level"], tuple(kept["tokens"]), kept["unknown"])
+    def from_json(data: Mapping[str, Any]) -> Vocabulary:
+        return Vocabulary(data["level"], tuple(data["tokens"]), data["unknown"])
 
 
 def cut(text: str, level: str) -> Sequence[str]:
-    """A text as characters; or as words in lower case and signs."""
+    """Split a text into characters, or into lower-case words and punctuation marks."""
     check_choice("level", level, LEVELS)
     return text if level == "char" else WORD.findall(text.lower())

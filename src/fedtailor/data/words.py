@@ -13,7 +13,7 @@ Where = Callable[[int], str]
 
 
 def text(value: Any) -> str:
-    """A value as it reads in a table: 3.0 is "3", midnight is the date."""
+    """Return a value as it reads in a table: 3.0 is "3", midnight is the date."""
     if isinstance(value, (bool, np.bool_)):
         return str(bool(value))
     if isinstance(value, (float, np.floating)):
@@ -23,13 +23,13 @@ def text(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value for a message."""
+    """Return a value quoted for a message."""
     quoted = repr(text(value))
     return quoted if len(quoted) <= 60 else f"{quoted[:56]}...'"
 
 
 def listed(names: Iterable[str], most: int = 5) -> str:
-    """The first names and how many more there are."""
+    """Return the first names, and how many more there are."""
     names = list(names)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(shown(name) for name in names[:most]) + more

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from fedtailor.algorithms.base import Round
+from fedtailor.algorithms import origin
 from fedtailor.engine.base import Engine, Ids, Plan
 from fedtailor.engine.loop import WORTH_A_POOL, LoopEngine
-from fedtailor.engine.pool import cores
+from fedtailor.engine.pool import TIMEOUT, cores
 from fedtailor.engine.vectorized import VectorizedEngine
 from fedtailor.errors import Diverged
 from fedtailor.runs.store import Store
@@ -25,36 +25,39 @@ SAMPLE = 32  # clients that the vectorized engine is tried on
 SLOW = 0.5  # seconds per client and step beyond which stacking clients cannot pay
 
 
-def choose(plan: Plan, shared: Any, ids: Ids, workers: int | None) -> tuple[Engine, str]:
-    """(engine, why)."""
-    if plan.task.gradient is not None:
+def choose(plan: Plan, shared: Any, ids: Ids, workers: int | None, timeout: float = TIMEOUT) -> tuple[Engine, str]:
+    """Return the engine to use, and why."""
+    if plan.task.gradient is not None and origin.of(type(plan.algorithm)) is None:
         return VectorizedEngine(plan), "vectorized: a linear model, gradient in closed form"
     trial = replace(plan, feed=plan.feed.like({name: work.taking(2) for name, work in plan.feed.phases.items()}))
     few = ids[:: max(1, len(ids) // SAMPLE)][:SAMPLE]
-    alone = _seconds(LoopEngine(trial, workers=1), shared, few[: min(2, len(few))])
-    whole = alone / 2 * float(plan.feed.steps(ids, "train").sum())  # seconds of a round in one process
-    hands = workers or (min(cores(), len(ids)) if whole > WORTH_A_POOL else 1)
-    if alone > 2 * SLOW:
-        return LoopEngine(plan, workers), f"loop: {alone / 2:.2f} s per client and step, too large a model to stack"
+    loop_seconds = _seconds(LoopEngine(trial, workers=1), shared, few[: min(2, len(few))])
+    round_seconds = loop_seconds / 2 * float(plan.feed.steps(ids, "train").sum())  # seconds of a round in one process
+    processes = workers or (min(cores(), len(ids)) if round_seconds > WORTH_A_POOL else 1)
+    if loop_seconds > 2 * SLOW:
+        return LoopEngine(plan, workers, timeout), f"loop: {loop_seconds / 2:.2f} s per client and step, too large to stack"
     try:
-        stacked = _seconds(VectorizedEngine(trial), shared, few)
+        stacked_seconds = _seconds(VectorizedEngine(trial), shared, few)
     except Diverged:
         raise
     except Exception as error:  # vmap refuses models in many ways, each with its own exception
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return LoopEngine(plan, workers), f"loop: this model cannot be vectorized ({first})"
-    figures = f"{1e3 * alone / 2:.2f} ms per client and step in the loop, {1e3 * stacked / 2:.2f} ms vectorized"
-    if stacked < alone / hands:
+        return LoopEngine(plan, workers, timeout), f"loop: this cannot be vectorized ({first})"
+    if plan.task.gradient is not None:
+        return VectorizedEngine(plan), "vectorized: a linear model, gradient in closed form"
+    figures = f"{1e3 * loop_seconds / 2:.2f} ms per client and step in the loop, {1e3 * stacked_seconds / 2:.2f} ms vectorized"
+    if stacked_seconds < loop_seconds / processes:
         return VectorizedEngine(plan), f"vectorized: {figures}"
-    return LoopEngine(plan, workers), f"loop: {figures}, {hands} {'process' if hands == 1 else 'processes'}"
+    return LoopEngine(plan, workers, timeout), f"loop: {figures}, {processes} {'process' if processes == 1 else 'processes'}"
 
 
 def _seconds(engine: Engine, shared: Any, ids: Ids) -> float:
-    """Best time per client over two goes (the first warms up)."""
-    rnd = Round(number=0, clients=len(engine.plan.federation), cohort=len(ids))
+    """Return the best time per client over two tries (the first warms up)."""
+    plan, ids = engine.plan, np.asarray(ids)
     times = []
     for _ in range(2):
-        began = time.perf_counter()
-        engine.round(shared, np.asarray(ids), rnd, Store(len(engine.plan.federation)), nothing)
+        store, began = Store(len(plan.federation)), time.perf_counter()
+        for exchange in range(plan.algorithm.exchanges):
+            engine.round(shared, ids, plan.round(0, 1, ids, exchange), store, nothing)
         times.append(time.perf_counter() - began)
     return min(times) / len(ids)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,63 +13,87 @@ from torch import Tensor
 
 from fedtailor.algorithms.base import Round
 from fedtailor.data.split import Split
-from fedtailor.engine.base import NO_ROUND, Engine, Ids, Plan, Predictions, born, lift, row
-from fedtailor.engine.pool import Pool, cores
+from fedtailor.engine.base import NO_ROUND, NOBODY, Engine, Ids, Plan, Predictions, Sent, born, joined, labelled, lift, row
+from fedtailor.engine.pool import TIMEOUT, WorkerPool, cores
 from fedtailor.runs.store import Store
 from fedtailor.server.reduce import Reduce
+from fedtailor.task.layers import keyed
 from fedtailor.tree import leaves
 
-Answer = tuple[Tensor, Tensor | None, Tensor | None]
+Answer = tuple[Tensor, Tensor | None, dict[str, Tensor] | None]
 IMAGES = 128  # predicted at once: convolutions on more are slower for each, and take memory
+CROWD = 8  # worker processes for each core, at most
 WORTH_A_POOL = 0.2  # seconds of work left in a round from which worker processes pay
 
 
-def visit(plan: Plan, shared: Any, client: int, rnd: Round, personal: Any) -> tuple[Any, Any]:
-    """A client's part of a round: (upload, personal)."""
-    data = plan.feed.one(client, rnd.number)
-    if personal is None:
-        personal = plan.algorithm.init_client(plan.task, shared, data)
-    return plan.algorithm.client_update(plan.task, shared, personal, data, rnd)
+def visit(plan: Plan, common: tuple[Any, Round], client: int, own: Any, personal: Any) -> tuple[Any, Any]:
+    """Return (upload, personal) of a client's round, from (shared, round) and what was sent to this client only."""
+    shared, rnd = joined(common[0], own), common[1]
+    data = plan.feed_of(rnd).one(client, rnd.number)
+    with keyed(plan.key("visit", rnd.number, client, rnd.exchange)):
+        if personal is None:
+            personal = plan.algorithm.init_client(plan.task, shared, data)
+        return plan.algorithm.client_update(plan.task, shared, personal, data, rnd)
 
 
 def ready(plan: Plan, shared: Any, client: int, personal: Any) -> Any:
-    """A client's personal tree, personalised, for predicting."""
-    if personal is None:
-        personal = born(plan, shared, client, NO_ROUND)
-    if plan.personalizes():
-        data = plan.feed.one(client, NO_ROUND, "personalize")
-        personal = plan.algorithm.personalize(plan.task, shared, personal, data)
-    return personal
+    """Return a client's personal tree, personalised, for predicting."""
+    with keyed(plan.key("personalize", NO_ROUND, client)):
+        if personal is None:
+            personal = born(plan, shared, client, NO_ROUND)
+        if plan.algorithm.personalizes:
+            data = plan.feed.one(client, NO_ROUND, "personalize")
+            personal = plan.algorithm.personalize(plan.task, shared, personal, data)
+        return personal
 
 
 @torch.no_grad()
-def answer(plan: Plan, shared: Any, client: int, personal: Any, x: Tensor, both: bool, routes: bool) -> Answer:
-    """(personal logits, shared logits, routes); the shared model is what a newcomer predicts with before any local step."""
+def answer(
+    plan: Plan, common: tuple[Any, Any], client: int, own: Any, personal: Any, x: Tensor, both: bool, diagnose: bool
+) -> Answer:
+    """Return (personal logits, shared logits, diagnostics), from (shared, a newcomer's part) and this client's own part;
+    the shared model is what a newcomer predicts with before any local step."""
     task, algorithm = plan.task, plan.algorithm
+    shared, newcomer = joined(common[0], own), joined(*common)
 
-    def parted(function: Callable[..., Tensor], state: Any) -> Tensor:
-        parts = x.split(IMAGES) if x.dim() > 2 and len(x) > IMAGES else (x,)
-        return torch.cat([function(task, shared, state, part) for part in parts])
+    parts = x.split(IMAGES) if x.dim() > 2 and len(x) > IMAGES else (x,)
+
+    def parted(shared: Any, state: Any) -> Tensor:
+        with keyed(plan.key("predict", NO_ROUND, client)):
+            return torch.cat([algorithm.predict(task, shared, state, part) for part in parts])
 
     mine = ready(plan, shared, client, personal)
-    own = parted(algorithm.predict, mine)
-    q = parted(algorithm.routes, mine) if routes else None
-    if not both or not leaves(shared):
-        return own, None, q
-    return own, own if plan.stateless() else parted(algorithm.predict, born(plan, shared, client, NO_ROUND)), q
+    logits, facts = parted(shared, mine), None
+    if diagnose:
+        each = [algorithm.diagnose(task, shared, mine, part) for part in parts]
+        facts = {name: torch.cat([one[name] for one in each]) for name in algorithm.diagnostics}
+    if not both or not leaves(newcomer):
+        return logits, None, facts
+    if algorithm.stateless:
+        return logits, logits, facts
+    return logits, parted(newcomer, born(plan, newcomer, client, NO_ROUND)), facts
+
+
+def _affordable(workers: int, clients: int) -> int:
+    """Return how many processes to start: not more than there are clients, nor than the cores can give a share of time."""
+    most = CROWD * max(1, cores())
+    if workers > most:
+        started = min(most, clients)
+        warnings.warn(f"workers={workers} are more than {cores()} cores can serve; {started} are started", stacklevel=4)
+    return min(workers, most, clients)
 
 
 class LoopEngine(Engine):
-    """``workers`` processes (None: one, or as many as cores once a round has shown that it pays). No number depends on it."""
+    """Visits clients in ``workers`` processes (None: as many as pay, which the first round shows); no number depends on it."""
 
     name = "loop"
 
-    def __init__(self, plan: Plan, workers: int | None = None) -> None:
+    def __init__(self, plan: Plan, workers: int | None = None, timeout: float = TIMEOUT) -> None:
         super().__init__(plan)
-        self.workers = workers
-        self._pool: Pool | None = None
+        self.workers, self.timeout = workers, timeout
+        self._pool: WorkerPool | None = None
         if workers is not None and workers > 1:
-            self._pool = Pool(plan, workers)
+            self._pool = WorkerPool(plan, _affordable(workers, len(plan.federation)), timeout)
 
     @property
     def processes(self) -> int:
@@ -82,52 +107,60 @@ class LoopEngine(Engine):
     def _stored(self, store: Store, client: int) -> Any:
         return row(store.get(np.array([client])), 0) if store.born[client] else None
 
-    def round(self, shared: Any, ids: Ids, rnd: Round, store: Store, reduce: Reduce | None = None) -> Any:
-        ids = self.canonical(ids)
-        weights = torch.from_numpy(self.plan.weights[ids])
-        reduce = reduce or self.plan.reducer(shared, rnd)
+    def round(self, shared: Any, ids: Ids, rnd: Round, store: Store, reduce: Reduce | None = None, lost: Ids = NOBODY) -> Any:
+        ids, sent = self.plan.canonical(ids), self.sent(shared)
+        weights, arrives = torch.from_numpy(self.plan.weights[ids]), ~np.isin(ids, lost)
+        order = np.cumsum(arrives) - 1  # places among those that arrive
+        reduce = reduce or self.plan.reducer(sent.shared, rnd)
         state = reduce.start()
-        for place, (upload, personal) in enumerate(self._visits(shared, ids, rnd, store)):
+        self._count_down(sent, ids)
+        for place, (upload, personal) in enumerate(self._visits(sent, ids, rnd, store)):
             one = ids[place : place + 1]
             upload, personal = lift(upload), lift(personal)
             self.check_finite(one, rnd, upload=upload, personal=personal)
             store.put(one, personal)
-            state = reduce.add(state, upload, weights[place : place + 1], torch.tensor([place]))
-        return reduce.finish(state)
+            if arrives[place]:
+                self._count_up(upload)
+                state = reduce.add(state, upload, weights[place : place + 1], torch.tensor([order[place]]))
+        return reduce.finish(state) if arrives.any() else None
 
-    def _visits(self, shared: Any, ids: Ids, rnd: Round, store: Store) -> Iterator[tuple[Any, Any]]:
-        """(upload, personal) of each client, in order."""
+    def _visits(self, sent: Sent, ids: Ids, rnd: Round, store: Store) -> Iterator[tuple[Any, Any]]:
+        """Yield (upload, personal) of each client, in order."""
         for place, client in enumerate(ids.tolist()):
             if self._pool is not None:
-                jobs = ((visit, c, (rnd, self._stored(store, c))) for c in ids[place:].tolist())
-                yield from self._pool.run(shared, jobs)
+                jobs = ((visit, c, (sent.own_of(c), self._stored(store, c))) for c in ids[place:].tolist())
+                yield from self._pool.run((sent.shared, rnd), jobs)
                 return
             began = time.perf_counter()
-            yield visit(self.plan, shared, client, rnd, self._stored(store, client))
+            yield visit(self.plan, (sent.shared, rnd), client, sent.own_of(client), self._stored(store, client))
             left = (time.perf_counter() - began) * (len(ids) - place - 1)
             if self.workers is None and left > WORTH_A_POOL and cores() > 1:
-                self._pool = Pool(self.plan, cores())
+                self._pool = WorkerPool(self.plan, cores(), self.timeout)
 
-    def _each(self, shared: Any, ids: Ids, store: Store, rows: Any, both: bool, routes: bool = False) -> Iterator[Answer]:
-        jobs = ((answer, c, (self._stored(store, c), rows(c), both, routes)) for c in ids.tolist())
+    def _each(self, shared: Any, ids: Ids, store: Store, rows: Any, both: bool, diagnose: bool = False) -> Iterator[Answer]:
+        sent = self.sent(shared)
+        jobs = ((answer, c, (sent.own_of(c), self._stored(store, c), rows(c), both, diagnose)) for c in ids.tolist())
+        common = sent.shared, sent.own(None)
         if self._pool is not None:
-            yield from self._pool.run(shared, jobs)
+            yield from self._pool.run(common, jobs)
             return
         for function, client, arguments in jobs:
-            yield function(self.plan, shared, client, *arguments)
+            yield function(self.plan, common, client, *arguments)
 
-    def predictions(self, shared: Any, ids: Ids, store: Store, split: Split, routes: bool = False) -> Iterator[Predictions]:
-        for client, (own, common, q) in zip(
-            ids.tolist(), self._each(shared, ids, store, lambda c: split.client(c)[0], True, routes), strict=True
+    def predictions(self, shared: Any, ids: Ids, store: Store, split: Split, diagnose: bool = False) -> Iterator[Predictions]:
+        for client, (own, common, facts) in zip(
+            ids.tolist(), self._each(shared, ids, store, lambda c: split.client(c)[0], True, diagnose), strict=True
         ):
             y = split.client(client)[1]
             mask = torch.ones(1, len(y), dtype=torch.bool)
-            more = [None if part is None else part[None] for part in (common, q)]
-            yield Predictions(np.array([client]), own[None], more[0], y[None], mask, more[1])
+            theirs = None if common is None else common[None]
+            yield Predictions(np.array([client]), own[None], theirs, y[None], mask, facts and lift(facts))
 
     def on_common(self, shared: Any, ids: Ids, store: Store, x: Tensor) -> Iterator[tuple[Ids, Tensor]]:
         for client, (own, *_) in zip(ids.tolist(), self._each(shared, ids, store, lambda _: x, False), strict=True):
             yield np.array([client]), own[None]
 
     def personal(self, shared: Any, client: int, store: Store) -> Any:
-        return ready(self.plan, shared, client, self._stored(store, client))
+        sent = self.sent(shared)
+        own = sent.own_of(client)
+        return labelled(ready(self.plan, joined(sent.shared, own), client, self._stored(store, client)), own)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -12,46 +13,45 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtailor import tree
-from fedtailor.algorithms.base import Round
+from fedtailor.algorithms.base import Seen, opened
 from fedtailor.data import rng, shift
 from fedtailor.data.split import Split
-from fedtailor.engine.base import Engine, Plan
+from fedtailor.engine.base import Engine, Plan, Sent, row
 from fedtailor.engine.loop import LoopEngine
 from fedtailor.engine.prefix import through
 from fedtailor.errors import InvalidData
-from fedtailor.metrics.client import accuracy_on, hits, measure, score_name
+from fedtailor.metrics.client import accuracy_on, measure, scored
 from fedtailor.metrics.cost import work_of_prediction
-from fedtailor.metrics.routes import spread_of
-from fedtailor.metrics.spread import summarize
+from fedtailor.metrics.rows import spread_of
+from fedtailor.metrics.spread import on_validation, summarize
 from fedtailor.runs.history import Run
 from fedtailor.runs.store import Store
 from fedtailor.server.reduce import nothing
-from fedtailor.task.parts import joined
 
 Columns = dict[str, NDArray[np.float64]]
 UNION_CLIENTS, UNION_PREDICTIONS = 1_000, 1_000_000  # beyond these the union test is on a seeded sample, and says so
 SHIFT_PREDICTIONS = 200_000  # the same for each corruption
+ALL_ROWS = 20_000_000  # outputs of all test rows that are held at once
 PUBLIC_ROWS = 1_000  # of the public rows on which personal and shared predictions are compared
-ROUTED_CLIENTS = 200  # beyond these the routes of a seeded sample are looked at
+DIAGNOSED_CLIENTS = 200  # beyond these a seeded sample is diagnosed
 
 
-def evaluate(engine: Engine, shared: Any, store: Store) -> tuple[dict[str, Any], Columns]:
-    """(summary of the test split, with validation's main measures as ``val_*``; per-client columns of the test split)."""
+def evaluate(engine: Engine, shared: Any, store: Store, final: bool = True) -> tuple[dict[str, Any], Columns]:
+    """Return (summary of the test split, with validation's main measures as ``val_*``; per-client columns of the test split)."""
     plan = engine.plan
-    clients = _columns(engine, shared, store, plan.federation.test)
-    out = summarize(plan.task.kind, clients)
+    clients = _columns(engine, shared, store, plan.federation.test, final)
+    out = summarize(plan.task.kind, clients, plan.task.score)
     if plan.federation.val is not None:
-        val = summarize(plan.task.kind, _columns(engine, shared, store, plan.federation.val))
-        name = score_name(plan.task.kind)
-        out |= {f"val_{name}_personal": val[f"{name}_personal"], f"val_{name}_global": val[f"{name}_global"]}
+        columns = _columns(engine, shared, store, plan.federation.val, final=False)
+        out |= on_validation(plan.task.kind, columns, plan.task.score)
     return out, clients
 
 
-def _columns(engine: Engine, shared: Any, store: Store, split: Split) -> Columns:
+def _columns(engine: Engine, shared: Any, store: Store, split: Split, final: bool = True) -> Columns:
     count = len(engine.plan.federation)
     columns: Columns = {}
     for ids, own, common, y, mask, _ in engine.predictions(shared, np.arange(count), store, split):
-        for name, values in measure(engine.plan.task, own, common, y, mask).items():
+        for name, values in measure(engine.plan.task, own, common, y, mask, final).items():
             columns.setdefault(name, np.full(count, np.nan))[ids] = values
     return columns
 
@@ -64,45 +64,75 @@ def on_union(engine: Engine, shared: Any, store: Store, seed: int, also: Split |
     each = test.y.shape[1] if test.y.dim() > 1 else 1  # predictions for a row
     rows, ids = _sampled(plan, len(test.y), seed, "union", (most or UNION_PREDICTIONS) // each)
     x, y = test.x[rows], test.y[rows]
-    scores = np.concatenate([accuracy_on(plan.task, logits, y) for _, logits in engine.on_common(shared, ids, store, x)])
-    name = score_name(plan.task.kind)
-    return {f"{name}_global_test": float(scores.mean()), "union_rows": len(rows), "union_clients": len(ids)}
+    shown = {metric.name: metric for metric in (plan.task.kind.score, plan.task.score)}
+    found: dict[str, list[NDArray[np.float64]]] = {name: [] for name in shown}
+    for _, logits in engine.on_common(shared, ids, store, x):
+        for name, metric in shown.items():
+            found[name].append(accuracy_on(plan.task, logits, y, metric))
+    out = {f"{name}_global_test": float(np.concatenate(parts).mean()) for name, parts in found.items()}
+    known = {key: None if np.isnan(value) else value for key, value in out.items()}
+    return {**known, "union_rows": len(rows), "union_clients": len(ids)}
+
+
+def on_all_rows(engine: Engine, shared: Any, store: Store) -> dict[str, Any]:
+    """The measures that are no means over rows, on all clients' test rows as one set, each row predicted by its own client's
+    model (and by the shared one); nothing where that is too much to hold."""
+    task, test = engine.plan.task, engine.plan.federation.test
+    metrics = [metric for metric in task.measured if metric.clients is not None and metric not in task.metrics]
+    if len(test.y) * max(1, engine.plan.federation.outputs) > ALL_ROWS or task.kind.per_position(test.y):
+        return {}
+    parts: dict[str, list[Tensor]] = {"personal": [], "global": [], "y": []}
+    for _, own, common, y, mask, _ in engine.predictions(shared, np.arange(len(engine.plan.federation)), store, test):
+        real = scored(task, y, mask)
+        for name, values in (("personal", own), ("global", common), ("y", y)):
+            if values is not None:
+                parts[name].append(values[real])
+    y, out = torch.cat(parts["y"]).unsqueeze(0), {}
+    for side in ("personal", "global"):
+        for metric in metrics if parts[side] else ():
+            assert metric.clients is not None
+            found = metric.clients(torch.cat(parts[side]).unsqueeze(0), y, torch.ones(1, y.shape[1], dtype=torch.bool))
+            if found is not None:
+                out[f"{metric.name}_rows_{side}"] = None if np.isnan(found[0]) else float(found[0])
+    return out
 
 
 @torch.no_grad()
-def routing(engine: Engine, shared: Any, store: Store, seed: int) -> dict[str, Any]:
-    """Where a method routes rows: the probability of the shared path by route and by which of the two models gets a test row
-    right, over rows of all clients (``metrics.routes``), and what a prediction costs. Nothing where it does not route."""
+def diagnosed(engine: Engine, shared: Any, store: Store, seed: int) -> dict[str, Any]:
+    """What a method makes of its diagnostics of the test rows (``Algorithm.condense``), and how a report draws it, as
+    ``figures``; nothing where it has none."""
     plan = engine.plan
-    task, algorithm = plan.task, plan.algorithm
-    if not algorithm.routed:
+    task, algorithm, test = plan.task, plan.algorithm, plan.federation.test
+    if not algorithm.diagnostics:
         return {}
     ids = np.arange(len(plan.federation))
-    if len(ids) > ROUTED_CLIENTS:
-        ids = np.sort(plan.federation.order[rng.generator(seed, "routes").choice(len(ids), ROUTED_CLIENTS, replace=False)])
-    test = plan.federation.test
-    parts: list[list[Tensor]] = [[], [], [], []]  # q, which rows the personal and the shared model get right, kinds
-    for found in engine.predictions(shared, ids, store, test, routes=True):
-        assert found.routes is not None
-        assert found.shared is not None
-        right = [hits(task.kind, logits, found.y) for logits in (found.personal, found.shared)]
-        real = found.mask > 0
-        for part, values in zip(parts, (found.routes[..., 0], *right), strict=False):
-            part.append(values[real])
+    if len(ids) > DIAGNOSED_CLIENTS:
+        ids = np.sort(plan.federation.order[rng.generator(seed, "routes").choice(len(ids), DIAGNOSED_CLIENTS, replace=False)])
+    facts: dict[str, list[Tensor]] = {name: [] for name in algorithm.diagnostics}
+    right: list[list[Tensor]] = [[], []]  # which rows the personal and the shared model get right
+    kinds: list[Tensor] = []
+    for answers in engine.predictions(shared, ids, store, test, diagnose=True):
+        assert answers.facts is not None
+        real = answers.mask > 0
+        for name, parts in facts.items():
+            parts.append(answers.facts[name][real])
+        for parts, logits in zip(right, (answers.personal, answers.shared), strict=True):
+            parts.append(task.kind.hits(answers.personal if logits is None else logits, answers.y)[real])
         if test.kinds is not None:
-            parts[3] += [test.kinds[int(test.offsets[i]) : int(test.offsets[i + 1])] for i in found.ids]
+            kinds += [test.kinds[int(test.offsets[i]) : int(test.offsets[i + 1])] for i in answers.ids]
     x, personal = test.client(int(ids[0]))[0], engine.personal(shared, int(ids[0]), store)
-    own, common = (work_of_prediction(algorithm, task, shared, p, x) // len(x) for p in (personal, engine.newborn(shared)))
-    q, mine, theirs = (torch.cat(part).double().numpy() for part in parts[:3])
-    spread = spread_of(task.kind, q, mine, theirs, torch.cat(parts[3]).numpy() if parts[3] else None)
-    blocks = [block.name for block in joined(task.blocks)]
-    sizes = {"model_parameters": tree.size(task.init()), "router_parameters": tree.size(shared.get("router", {}))}
+    sent = engine.sent(shared)
+    own, common = (work_of_prediction(algorithm, task, sent.shared, p, x) // len(x) for p in (personal, engine.newborn(sent)))
+    rows, (mine, theirs) = {name: _numbers(parts) for name, parts in facts.items()}, map(_numbers, right)
+    known = torch.cat(kinds).numpy() if kinds else None
+    spread = partial(spread_of, task.kind, mine=mine, theirs=theirs, kinds=known)
     work = {"multiply_adds_personal": own, "multiply_adds_shared": common}
-    count = q.shape[1]
-    names = blocks if len(blocks) == count else [f"layer {j}" for j in range(1, count + 1)]
-    if getattr(algorithm, "routing", "layer") == "model":
-        names = ["whole model"]
-    return {"routing": {"clients": len(ids), "routes": names, **spread, **sizes, **work}}
+    condensed = algorithm.condense(Seen(task, sent.shared, len(ids), rows, spread, work))
+    return condensed | {"figures": algorithm.figures(condensed)}
+
+
+def _numbers(parts: Sequence[Tensor]) -> NDArray[np.float64]:
+    return torch.cat(list(parts)).double().numpy()
 
 
 def _sampled(plan: Plan, count: int, seed: int, what: str, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -118,15 +148,15 @@ def _sampled(plan: Plan, count: int, seed: int, what: str, most: int) -> tuple[N
 def on_public(engine: Engine, shared: Any, store: Store, seed: int) -> dict[str, Any]:
     """``personal_distance``: mean over clients and public rows of min(1, ||p_i(x) - g(x)||_1), p_i and g the personal and shared
     models' class probabilities (PerAda, Theorem 2); nothing where there are no public rows, classes or personal models."""
-    plan = engine.plan
+    plan, sent = engine.plan, engine.sent(shared)
     public = plan.task.public
-    if public is None or plan.task.kind != "classification" or plan.stateless() or not tree.leaves(shared):
+    if public is None or not plan.task.kind.softmax or plan.algorithm.stateless or not tree.leaves(sent.newcomer):
         return {}
     rows, ids = _sampled(plan, len(public), seed, "public", PUBLIC_ROWS * min(len(plan.federation), UNION_CLIENTS))
     x = public[rows]
     with torch.no_grad():
-        common = plan.algorithm.predict(plan.task, shared, engine.newborn(shared), x).softmax(-1)
-        apart = [(own.softmax(-1) - common).abs().sum(-1).clamp(max=1) for _, own in engine.on_common(shared, ids, store, x)]
+        common = plan.algorithm.predict(plan.task, *opened(sent.shared, engine.newborn(sent)), x).softmax(-1)
+        apart = [(own.softmax(-1) - common).abs().sum(-1).clamp(max=1) for _, own in engine.on_common(sent, ids, store, x)]
     return {"personal_distance": float(torch.cat(apart).mean())}
 
 
@@ -146,32 +176,37 @@ def on_shifted(run: Run, spec: str, seed: int = 0) -> dict[str, Any]:
     if engine.plan.task is not run.task:
         test = replace(test, x=through(run.task, test.x))
     if spec != shift.CIFAR10_1:
-        name, found = score_name(run.task.kind), summarize(run.task.kind, _columns(engine, run.shared, run.store, test))
+        name, found = run.task.score.name, summarize(run.task.kind, _columns(engine, run.sent, run.store, test), run.task.score)
         own = {key: found[key] for key in (f"{name}_personal", f"{name}_global")}
-    return {**own, **on_union(engine, run.shared, run.store, seed, test, SHIFT_PREDICTIONS)}
+    return {**own, **on_union(engine, run.sent, run.store, seed, test, SHIFT_PREDICTIONS)}
 
 
 def shifted_tests(run: Run, specs: Sequence[str]) -> dict[str, Any]:
     """Every shift by name, and the personal models on the union of the corrupted tests, mean over the shifts."""
     found = {spec: on_shifted(run, spec) for spec in specs}
-    key = f"{score_name(run.task.kind)}_global_test"
+    key = f"{run.task.score.name}_global_test"
     mean = float(np.mean([measured[key] for measured in found.values()]))
     return {key.replace("global", "shifted"): mean, "shifted": found}
 
 
 def personal_trees(engine: Engine, shared: Any, store: Store) -> list[Any]:
-    return [engine.personal(shared, i, store) for i in range(len(engine.plan.federation))]
+    """Return the tree with which each client predicts."""
+    trees: dict[int, Any] = {}
+    for ids, stack in engine.personal_chunks(shared, store):
+        trees |= {client: row(stack, place) for place, client in enumerate(ids.tolist())}
+    return [trees[client] for client in range(len(trees))]
 
 
-def meet_newcomers(plan: Plan, shared: Any, rounds: int) -> tuple[dict[str, Any], tuple[Engine, Store]]:
-    """Clients never trained on: born with the final shared state, one round of local work, nothing sent back.
+def meet_newcomers(plan: Plan, sent: Sent, rounds: int) -> tuple[dict[str, Any], tuple[Engine, Store]]:
+    """Clients never trained on: born with what the server sends them at the end, one round of local work, nothing sent back.
 
     (What they are measured at, the engine and store to predict for them.)
     """
     store, ids = Store(len(plan.federation)), np.arange(len(plan.federation))
     engine = LoopEngine(plan, workers=1)
-    engine.round(shared, ids, Round(rounds, rounds, len(ids), len(ids)), store, nothing)
-    found, _ = evaluate(engine, shared, store)
-    name = score_name(plan.task.kind)
+    for exchange in range(plan.algorithm.exchanges):
+        engine.round(sent.to_newcomers(), ids, plan.round(rounds, rounds, ids, exchange), store, nothing)
+    found, _ = evaluate(engine, sent.to_newcomers(), store)
+    name = plan.task.score.name
     keep = (f"{name}_personal", f"{name}_global", "share_benefit", "worst_decile")
     return {"new_clients": len(ids), **{f"new_{k}": found[k] for k in keep}}, (engine, store)

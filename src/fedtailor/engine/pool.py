@@ -13,23 +13,28 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from multiprocessing.connection import Connection, wait
+from multiprocessing.util import Finalize
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from fedtailor.errors import FedtailorError, InvalidArgument, WorkerDied
+from fedtailor.errors import FedtailorError, InvalidArgument, WorkerDied, WorkerStuck
 
 Job = tuple[Callable[..., Any], int, tuple[Any, ...]]
 ALIGN = 64
+POLL = 0.5  # seconds between two looks at workers that do not answer
+TIMEOUT = 600.0  # seconds without an answer and without computing after which a worker counts as stuck
+PARENTS = (signal.SIGINT, signal.SIGTERM)  # the signals that are the parent's to handle: they reach a whole process group
 
 
 def cores() -> int:
-    """Cores this process may use (1 where it cannot, or may not, fork)."""
+    """Return how many cores this process may use (1 where it cannot, or may not, fork)."""
     if not sys.platform.startswith("linux") or multiprocessing.current_process().daemon:
         return 1
     return len(os.sched_getaffinity(0))
@@ -59,7 +64,7 @@ class _Memory:
         return self._map
 
     def write(self, value: Any) -> tuple[Any, int]:
-        """(``value`` with its tensors replaced by their places, bytes used)."""
+        """Return (``value`` with its tensors replaced by their places, bytes used)."""
         tensors: list[tuple[Tensor, _Place]] = []
         used = 0
 
@@ -80,7 +85,7 @@ class _Memory:
         return placed, used
 
     def read(self, message: tuple[Any, int], copy: bool) -> Any:
-        """The value back; without ``copy`` its tensors are the memory itself, good until the next write."""
+        """Return the value written; without ``copy`` its tensors are the memory itself, good until the next write."""
         placed, used = message
         memory = self._reach(used) if used else None
 
@@ -108,6 +113,8 @@ def _convert(value: Any, leaf: Callable[[Any], Any]) -> Any:
         return {k: _convert(v, leaf) for k, v in value.items()}
     if isinstance(value, (tuple, list)):
         return type(value)(_convert(v, leaf) for v in value)
+    if is_dataclass(value) and not isinstance(value, (type, _Place)):
+        return replace(value, **{f.name: _convert(getattr(value, f.name), leaf) for f in fields(value)})
     return leaf(value)
 
 
@@ -122,7 +129,11 @@ class _Worker:
         foreign = [self.pipe, *(other.pipe for other in siblings)]
         arguments = (context, theirs, shared, self.down, self.up, foreign)
         self.process = fork.Process(target=_serve, args=arguments, daemon=True)
-        self.process.start()
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, PARENTS)  # until the child ignores them
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
 
     def give(self, job: Job) -> None:
@@ -134,6 +145,14 @@ class _Worker:
             raise answer
         return self.up.read(answer, copy=True)
 
+    def activity(self) -> tuple[bool, tuple[str, ...]]:
+        """Return whether a signal has stopped the worker, and its CPU time so far, in user and kernel mode."""
+        try:
+            state, *fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has just died, which its pipe will say
+            return False, ()
+        return state in "Tt", tuple(fields[10:12])
+
     def close(self) -> None:
         self.pipe.close()
         self.process.join(timeout=1)
@@ -144,22 +163,24 @@ class _Worker:
         self.up.close()
 
 
-class Pool:
-    """``run`` gives the results of jobs in the order of the jobs, whichever worker did them."""
+class WorkerPool:
+    """Worker processes; ``run`` gives the results of jobs in the order of the jobs, whichever worker did them."""
 
-    def __init__(self, context: Any, size: int) -> None:
+    def __init__(self, context: Any, size: int, timeout: float = TIMEOUT) -> None:
         if size > 1 and multiprocessing.current_process().daemon:
             raise InvalidArgument("a daemonic process may not start worker processes; use workers=1")
         if not sys.platform.startswith("linux"):
             raise InvalidArgument("worker processes are forked, which is safe on Linux only; use workers=1")
-        self.size = size
+        self.size, self.timeout = size, timeout
         self._shared = _Memory()
         self._workers: list[_Worker] = []
         for _ in range(size):
             self._workers.append(_Worker(context, self._shared, self._workers))
+        # workers ignore SIGTERM, with which Python ends the processes that are left at its exit
+        self._end = Finalize(self, _close, (self._workers, self._shared), exitpriority=0)
 
     def run(self, shared: Any, jobs: Iterator[Job]) -> Iterator[Any]:
-        """Each job is ``function(context, shared, client, *arguments)``."""
+        """Yield the result of each job, which is ``function(context, shared, client, *arguments)``."""
         try:
             message = self._shared.write(shared)
             for worker in self._workers:
@@ -178,7 +199,7 @@ class Pool:
 
     def _in_order(self, jobs: Iterator[Job]) -> Iterator[Any]:
         idle, busy, done = list(self._workers), dict[Connection, tuple[_Worker, int]](), dict[int, Any]()
-        sent = given = 0
+        sent = returned = 0
         ended = False
         while True:
             while idle and not ended:
@@ -190,24 +211,45 @@ class Pool:
                 worker.give(job)
                 busy[worker.pipe] = worker, sent
                 sent += 1
-            while given in done:
-                yield done.pop(given)
-                given += 1
+            while returned in done:
+                yield done.pop(returned)
+                returned += 1
             if not busy:
                 if ended:
                     return
                 continue
-            for pipe in wait(list(busy)):
-                worker, number = busy.pop(cast(Connection, pipe))
+            for pipe in self._answered(busy):
+                worker, number = busy.pop(pipe)
                 done[number] = worker.take()
                 idle.append(worker)
 
+    def _answered(self, busy: Mapping[Connection, tuple[_Worker, int]]) -> list[Connection]:
+        """Wait for answers and return their pipes; refuse to wait for ever for a worker that does not compute either."""
+        seen: dict[Connection, tuple[tuple[str, ...], float]] = {}
+        while not (pipes := wait(list(busy), POLL)):
+            for pipe, (worker, _) in busy.items():
+                stopped, cpu = worker.activity()
+                before, idle = seen.get(pipe, ((), 0.0))
+                idle = idle + POLL if cpu == before else 0.0  # by looks, not by the clock: we may have been stopped as well
+                seen[pipe] = cpu, idle
+                if idle >= self.timeout:
+                    why = "was stopped by a signal" if stopped else "does nothing"
+                    raise WorkerStuck(
+                        f"worker process {worker.process.pid} {why} and has not answered for {idle:g} seconds, so the run was "
+                        "ended; resume it, or use workers=1, or a longer worker_timeout="
+                    )
+        return cast(list[Connection], pipes)
+
     def close(self) -> None:
-        if self._workers:
-            for worker in self._workers:
-                worker.close()
-            self._workers = []
-            self._shared.close()
+        """End the workers, whatever they are at."""
+        self._end()
+        self._workers = []
+
+
+def _close(workers: Sequence[_Worker], shared: _Memory) -> None:
+    for worker in workers:
+        worker.close()
+    shared.close()
 
 
 def _keep_memory() -> None:
@@ -220,7 +262,9 @@ def _keep_memory() -> None:
 
 
 def _serve(context: Any, pipe: Connection, common: _Memory, down: _Memory, up: _Memory, foreign: list[Connection]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    for number in PARENTS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTS)
     for other in foreign:
         other.close()
     torch.set_num_threads(1)
@@ -228,8 +272,8 @@ def _serve(context: Any, pipe: Connection, common: _Memory, down: _Memory, up: _
     shared: Any = None
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
-            what, message = pipe.recv()
-            if what == "shared":
+            kind, message = pipe.recv()
+            if kind == "shared":
                 shared = common.read(message, copy=False)
                 continue
             function, client, arguments = down.read(message, copy=False)
@@ -238,5 +282,6 @@ def _serve(context: Any, pipe: Connection, common: _Memory, down: _Memory, up: _
             except FedtailorError as error:
                 pipe.send((False, error))
             except Exception as error:
+                first = "".join(traceback.format_exception_only(error)).strip().splitlines()[0]
                 text = "".join(traceback.format_exception(error))
-                pipe.send((False, RuntimeError(f"in a worker process, client {client}:\n{text}")))
+                pipe.send((False, RuntimeError(f"{first} (in a worker process, client {client})\n{text}")))

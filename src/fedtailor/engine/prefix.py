@@ -28,7 +28,7 @@ _made: MutableMapping[str, Tensor] = WeakValueDictionary()  # while one run hold
 
 
 def after_prefix(task: Task, federation: Federation) -> tuple[Task, Federation, tuple[str, ...]]:
-    """(the task of the layers that follow, the federation of their inputs, a note); as given where there is nothing to save."""
+    """Return (task of the layers that follow, federation of their inputs, a note); unchanged where nothing is saved."""
     prefix = task.prefix
     if prefix is None or federation.tokens:  # of tokens they are an embedding: a lookup, whose output is larger than the rows
         return task, federation, ()
@@ -41,17 +41,19 @@ def after_prefix(task: Task, federation: Federation) -> tuple[Task, Federation, 
         return task, federation, (f"The output of the first {layers} would take {size / 1e9:.1f} GB and was not kept.",)
     key = _key(task)
     public = None if task.public is None else _through(task, task.public, key)
-    new = {what: _split(task, getattr(federation, what), key) for what in ("train", "test", "val")}
+    new = {split: _split(task, getattr(federation, split), key) for split in ("train", "test", "val")}
     features = replace(federation, **new, public=public)  # type: ignore[arg-type]
-    told = f"The first {layers} were computed once for every row."
+    note = f"The first {layers} were computed once for every row."
     inputs = features.train.x[:0].clone()
-    rest = replace(prefix.rest, init=task.init, public=public, unscored=task.unscored, inputs=inputs, seed=task.seed)
-    return rest, features, (told,)
+    rest = replace(prefix.rest, init=task.init, public=public, inputs=inputs)
+    rest = replace(rest, unscored=task.unscored, seed=task.seed, clients=task.clients)
+    rest = replace(rest, example_loss=task.example_loss, metrics=task.metrics, lead=task.lead)
+    return rest, features, (note,)
 
 
 @contextmanager
-def held() -> Iterator[None]:
-    """Within, outputs stay for the runs that follow; else they go with the last run that uses them."""
+def keep_outputs() -> Iterator[None]:
+    """Keep outputs for the runs that follow; outside this context they go with the last run that uses them."""
     global _made
     before, _made = _made, dict(_made)
     try:
@@ -61,12 +63,12 @@ def held() -> Iterator[None]:
 
 
 def through(task: Task, x: Tensor) -> Tensor:
-    """Rows as they leave the frozen first layers."""
+    """Return rows as they leave the frozen first layers."""
     return _through(task, x, _key(task))
 
 
 def _key(task: Task) -> str:
-    """What the outputs depend on beside the rows."""
+    """Return a key for what the outputs depend on beside the rows."""
     assert task.prefix is not None
     starts = tuple(f"{start}{path}." if path else "" for path in task.prefix.layers for start in ("", BUFFER))
     weights = {name: value for name, value in task.held.items() if name.startswith(starts)}
@@ -80,8 +82,8 @@ def _split(task: Task, split: Split | None, key: str) -> Split | None:
 def _through(task: Task, x: Tensor, key: str) -> Tensor:
     assert task.prefix is not None
     rows = f"{key} {tuple(x.shape)} {x.dtype} {hashlib.sha256(x.contiguous().numpy().data).hexdigest()}"
-    found = _made.get(rows)
-    if found is None:
-        found = torch.cat([task.prefix.apply(part) for part in x.split(CHUNK)]) if len(x) else x
-        _made[rows] = found
-    return found
+    output = _made.get(rows)
+    if output is None:
+        output = torch.cat([task.prefix.apply(part) for part in x.split(CHUNK)]) if len(x) else x
+        _made[rows] = output
+    return output

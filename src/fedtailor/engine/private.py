@@ -17,13 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedtailor.algorithms.base import Algorithm, Round
+from fedtailor.algorithms.base import Algorithm
+from fedtailor.algorithms.settings import spec, written
 from fedtailor.data.batches import Work
+from fedtailor.data.federation import Federation
 from fedtailor.data.feed import Feed
 from fedtailor.data.guard import Guard
+from fedtailor.data.secret import Secret
 from fedtailor.engine.base import NO_ROUND, Plan
 from fedtailor.errors import InvalidArgument
-from fedtailor.local import Private
 from fedtailor.privacy.accountant import Spend, delta_of, epsilons, noise_for
 from fedtailor.task import Task
 
@@ -32,17 +34,32 @@ TRIED, FAR = 3, 1000  # rounds in which a client is watched, of the first so man
 
 @dataclass(frozen=True)
 class Uses:
-    """How often a batch of each phase is used: in a round, and when a client personalises."""
+    """How often a batch of each phase is used: in each exchange of a round, and when a client personalises."""
 
-    round: Mapping[str, int]
+    exchanges: tuple[Mapping[str, int], ...]
     end: Mapping[str, int]
 
     @property
-    def budget(self) -> dict[str, int]:
-        return {phase: max(self.round.get(phase, 0), self.end.get(phase, 0)) for phase in {*self.round, *self.end}}
+    def round(self) -> dict[str, int]:
+        """In all exchanges of a round."""
+        return self.until(len(self.exchanges))
+
+    def until(self, exchange: int) -> dict[str, int]:
+        """In a round's exchanges before this one."""
+        before = self.exchanges[:exchange]
+        return {phase: sum(uses.get(phase, 0) for uses in before) for phase in dict.fromkeys(p for uses in before for p in uses)}
+
+    def guard(self, who: str, secret: Secret, exchange: int) -> Guard:
+        """The guard over an exchange's data: its uses go on from those of the exchanges before it, so that noise is never used
+        twice; the first exchange's is also over the data a client personalises on."""
+        phases, before, uses = {*self.round, *self.end}, self.until(exchange), self.exchanges[exchange]
+        if not exchange:
+            return Guard(who, secret, {phase: max(uses.get(phase, 0), self.end.get(phase, 0)) for phase in phases})
+        first = {phase: max(before.get(phase, 0), self.end.get(phase, 0)) for phase in phases}
+        return Guard(who, secret, {phase: first[phase] + uses.get(phase, 0) for phase in phases}, first=first)
 
 
-def check(algorithm: Algorithm, task: Task) -> None:
+def check(algorithm: Algorithm, task: Task, federation: Federation) -> None:
     """Refuse what cannot be private."""
     name = type(algorithm).__name__
     if algorithm.leak is not None:
@@ -52,41 +69,71 @@ def check(algorithm: Algorithm, task: Task) -> None:
             "batch norm cannot be private: it mixes the rows of a batch, so that no row can be clipped by itself; "
             "use group norm (nn.GroupNorm, or a model by name such as resnet8:group)"
         )
+    opt, largest = algorithm.opt.privacy, int(federation.train.sizes.argmax())
+    rows = int(federation.train.sizes[largest])
+    if opt is not None and opt.delta is not None and opt.delta * rows >= 1 and not opt.force:
+        raise InvalidArgument(
+            f"delta={opt.delta:g} allows one of the {rows} rows of client {federation.names[largest]} to be published as it is; "
+            f"give a delta well below 1/{rows}, or leave it out (force=True, --dp-force, to try it all the same)"
+        )
 
 
 def uses_of(plan: Plan) -> Uses:
     """Let a client go through a few rounds of one step, and through personalising, and count.
 
-    What a method does only later (but for rounds of ``warmup``, after which it is watched again) is not seen here; it is refused
-    when it happens (``Guarded.unlock``). All rounds are charged alike.
+    It is watched from every round on from which the method says that it works in another way (``Algorithm.stages``). What it
+    does only later is refused when it happens (``Guarded.unlock``). All rounds are charged alike.
     """
-    algorithm = replace(plan.algorithm, opt=replace(plan.algorithm.opt, noise=0.0, target_epsilon=None))  # type: ignore[call-arg]
+    algorithm = replace(plan.algorithm, opt=replace(plan.algorithm.opt, noise=0.0, target_epsilon=None, force=True))  # type: ignore[call-arg]
     task, name = plan.task, type(algorithm).__name__
     short = {phase: work if 0 in (work.steps, work.epochs) else work.taking(1) for phase, work in plan.feed.phases.items()}
-    watch, last = Guard(name), Guard(name)
-    feed = plan.feed.like(short, guard=watch)
-    shared, _ = algorithm.init_server(task)
-    personal = algorithm.init_client(task, shared, feed.one(0, 0))
-    for start in {0, getattr(algorithm, "warmup", 0)}:
-        rounds = (Round(number=n, clients=len(plan.federation), seed=feed.seed) for n in range(start, start + FAR))
+    secret = Secret.fresh()
+    watches, last = [Guard(name, secret) for _ in range(algorithm.exchanges)], Guard(name, secret)
+    feeds = [plan.feed.like(short, guard=watch) for watch in watches]
+    shared, server = algorithm.init_server(task)
+    client = np.array([0])
+    received = plan.sent(shared, server, plan.round(0, FAR, client)).to(0)
+    personal = algorithm.init_client(task, received, feeds[0].one(0, 0))
+    for start in algorithm.stages():
+        rounds = (plan.round(number, start + FAR, client) for number in range(start, start + FAR))
         for rnd in islice(filter(algorithm.looks, rounds), TRIED):
-            _, personal = algorithm.client_update(task, shared, personal, feed.one(0, rnd.number), rnd)
-    algorithm.personalize(task, shared, personal, plan.feed.like(short, guard=last).one(0, NO_ROUND, "personalize"))
-    return Uses(watch.seen, last.seen)
+            for exchange, feed in enumerate(feeds):
+                now = replace(rnd, exchange=exchange)
+                received = plan.sent(shared, server, now).to(0)
+                _, personal = algorithm.client_update(task, received, personal, feed.one(0, rnd.number), now)
+    algorithm.personalize(task, received, personal, plan.feed.like(short, guard=last).one(0, NO_ROUND, "personalize"))
+    return Uses(tuple(watch.seen for watch in watches), last.seen)
 
 
-def guarded(plan: Plan) -> Plan:
-    """The plan, its data guarded and drawn as the private optimiser asks; as it is where the method is not private."""
-    opt = plan.algorithm.opt
-    if not isinstance(opt, Private):
+def guarded(plan: Plan, secret: Secret | None = None) -> Plan:
+    """Return the plan, its data guarded and drawn as the private optimiser asks; as it is where the method is not private.
+
+    What is drawn comes from the run's ``secret`` (None: a fresh one, or what the optimiser's seed stands for), bound to the
+    method and its settings.
+    """
+    opt = plan.algorithm.opt.privacy
+    if opt is None:
         return plan
-    check(plan.algorithm, plan.task)
+    check(plan.algorithm, plan.task, plan.federation)
+    who = type(plan.algorithm).__name__
+    secret = (opt.secret() if secret is None or opt.seed is not None else secret).bound(
+        spec(plan.algorithm), written(plan.algorithm)
+    )
     feed = plan.feed
-    feed = Feed(feed.federation, feed.phases, feed.batch_size, feed.seed, opt.sampling, Guard(type(plan.algorithm).__name__))
+    feed = Feed(feed.federation, feed.phases, feed.batch_size, feed.seed, opt.sampling, Guard(who, secret))
     plan = replace(plan, feed=feed)
     uses = uses_of(plan)
-    guard = Guard(type(plan.algorithm).__name__, uses.budget)
-    return replace(plan, feed=feed.like(guard=guard), uses=uses)
+    first, *later = (feed.like(guard=uses.guard(who, secret, exchange)) for exchange in range(plan.algorithm.exchanges))
+    return replace(plan, feed=first, later=tuple(later), uses=uses)
+
+
+def bound_to(plan: Plan, *purpose: str) -> Plan:
+    """Return the plan with noise and samples for one purpose, where it is private: those for two have nothing in common."""
+
+    def bound(feed: Feed) -> Feed:
+        return feed.like(guard=replace(feed.guard, secret=feed.guard.secret.bound(*purpose))) if feed.guard is not None else feed
+
+    return plan if plan.uses is None else replace(plan, feed=bound(plan.feed), later=tuple(map(bound, plan.later)))
 
 
 def parts(plan: Plan) -> list[tuple[int, frozenset[str]]]:
@@ -131,10 +178,10 @@ def _batches(rows: int, batch_size: int | None, work: Work, steps: int, sampling
     return (1.0, steps, 1) if work.same_batch else (1.0, -(-steps // -(-rows // batch_size)), 1)
 
 
-def settled(algorithm: Algorithm, plan: Plan, visits: NDArray[np.int64]) -> Algorithm:
+def with_noise(algorithm: Algorithm, plan: Plan, visits: NDArray[np.int64]) -> Algorithm:
     """The method with the noise that its target asks for."""
-    opt = algorithm.opt
-    if not isinstance(opt, Private) or opt.target_epsilon is None:
+    opt = algorithm.opt.privacy
+    if opt is None or opt.target_epsilon is None:
         return algorithm
     delta = deltas(plan)
     noise = noise_for(opt.target_epsilon, spends(plan, visits), [delta[client] for client, _ in parts(plan)], opt.accountant)
@@ -146,13 +193,28 @@ def deltas(plan: Plan) -> list[float]:
     return [delta_of(rows) if given is None else given for rows in plan.federation.train.sizes.tolist()]
 
 
+def not_counted(federation: Federation) -> list[str]:
+    """Return what is learnt from the clients' rows beside what epsilon counts."""
+    learnt = (
+        "how the table was read: the scaling of its columns, what fills missing values, its categories and its labels come from "
+        "the rows (give them with --columns)"
+    )
+    notes = "the notes on how the table was read: they count rows, and name values that were not expected"
+    return [
+        *([] if federation.schema is None else [notes if federation.schema.public else learnt]),
+        "validation and test rows: scores, and with them the choice of the best round, are measured on them without noise",
+        "how many rows each client has",
+        "whatever else looked at the rows: advice, sweeps, and runs outside this directory",
+    ]
+
+
 def spent(plan: Plan, visits: NDArray[np.int64]) -> dict[str, Any]:
     """For the summary: epsilon (mean over clients), its maximum, the largest delta, noise, clip, sampling and accountant.
 
     Epsilon is null where there is no noise.
     """
-    opt = plan.algorithm.opt
-    assert isinstance(opt, Private)
+    opt = plan.algorithm.opt.privacy
+    assert opt is not None
     owners, delta = [client for client, _ in parts(plan)], deltas(plan)
     found = [0.0] * len(delta)
     each = epsilons(spends(plan, visits), opt.multiplier, [delta[client] for client in owners], opt.accountant)
@@ -160,11 +222,13 @@ def spent(plan: Plan, visits: NDArray[np.int64]) -> dict[str, Any]:
         found[client] = max(found[client], value)
     bounded = all(map(math.isfinite, found))
     return {
-        "epsilon": float(np.mean(found)) if bounded else None,
         "epsilon_max": max(found) if bounded else None,
+        "epsilon": float(np.mean(found)) if bounded else None,
         "delta": max(delta),
         "noise": opt.multiplier,
         "clip": opt.clip if math.isfinite(opt.clip) else None,
         "sampling": opt.sampling,
         "accountant": opt.accountant,
+        "noise_secret": opt.seed is None,
+        "not_counted": not_counted(plan.federation),
     }

@@ -1,338 +1,219 @@
-"""``run``: build the plan, play the rounds, measure, and keep it all on disk if asked to."""
+"""``run``: prepare, play the rounds, summarise; and keep it all on disk if asked to."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import nn
 
-from fedtailor import tree
 from fedtailor.algorithms.base import Algorithm, Round
-from fedtailor.algorithms.settings import written
 from fedtailor.data.federation import Federation
-from fedtailor.engine.auto import choose
-from fedtailor.engine.base import Engine, Plan, one_thread
-from fedtailor.engine.loop import LoopEngine
-from fedtailor.engine.measure import (
-    Columns,
-    evaluate,
-    meet_newcomers,
-    on_public,
-    on_union,
-    personal_trees,
-    routing,
-    shifted_tests,
-)
-from fedtailor.engine.prefix import after_prefix
-from fedtailor.engine.private import spent
-from fedtailor.engine.setup import (
-    DTYPES,
-    build_task,
-    check,
-    check_shift,
-    cohort_of,
-    make_plan,
-    newcomers_of,
-    privatized,
-    round_of,
-    visits_of,
-)
-from fedtailor.engine.vectorized import VectorizedEngine
-from fedtailor.errors import Diverged, InvalidArgument
-from fedtailor.metrics.client import score_name
-from fedtailor.metrics.cost import probe
-from fedtailor.metrics.truth import distances, fits, individual_excess_risk
-from fedtailor.runs import config, models
+from fedtailor.engine.base import Engine, one_thread
+from fedtailor.engine.divergence import check_loss
+from fedtailor.engine.longer import check_longer, spaced
+from fedtailor.engine.measure import Columns, evaluate, shifted_tests
+from fedtailor.engine.options import Options, taking
+from fedtailor.engine.prepare import Prepared, prepare
+from fedtailor.engine.rounds import play_on
+from fedtailor.engine.state import State
+from fedtailor.engine.summary import add_excess_risk, newcomers, summarise
+from fedtailor.errors import InvalidArgument
+from fedtailor.metrics.cost import Traffic
+from fedtailor.runs import config, models, noise_key
 from fedtailor.runs.history import Run
 from fedtailor.runs.journal import Journal
-from fedtailor.runs.patience import patience
+from fedtailor.runs.patience import Patience, patience
 from fedtailor.runs.record import columns_of
-from fedtailor.runs.store import Store
-from fedtailor.server.cohort import cohort_size
 from fedtailor.task import Task
-from fedtailor.theory.rates import resolve
+
+Callback = Callable[[dict[str, Any]], None]
 
 
+@taking(Options)
 @one_thread()
 def run(
     algorithm: Algorithm,
     federation: Federation,
     model: str | nn.Module | Task = "linear",
+    options: Options | None = None,
     *,
-    rounds: int = 100,
-    batch_size: int | None = None,
-    cohort: float | int = 1.0,
-    seed: int = 0,
-    engine: str = "auto",
-    workers: int | None = None,
-    dtype: str = "float32",
-    task: str | None = None,
-    bias: bool = True,
-    backbone: str | os.PathLike[str] | None = None,
-    weights: str = "uniform",
-    evaluate_every: int | None = None,
-    new_clients: float = 0.0,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
-    checkpoint_every: int | None = None,
-    device: str = "cpu",
-    shift: Sequence[str] = (),
-    callback: Callable[[dict[str, Any]], None] | None = None,
+    callback: Callback | None = None,
+    **settings: Any,
 ) -> Run:
-    """Train ``algorithm`` on ``federation`` and measure it.
-
-    ``backbone`` is a file of weights that a network given by name starts from. ``batch_size=None`` is the full batch. ``cohort``
-    is the share of clients that take part in a round, or their number. ``weights`` are uniform or by training size.
-    ``evaluate_every`` counts rounds (0: only at the end; None: about twenty times).
-    ``new_clients`` holds out that share of the clients: never trained on, they meet the final model, do one round of local
-    work, and are reported apart. ``shift`` names corruptions of the test images (``contrast:3``) to measure on as well, in the
-    summary's ``shifted``. ``callback`` is given every round's record. The result does not depend on ``workers``, and
-    on ``engine`` only in the last digits.
+    """Train ``algorithm`` on ``federation`` and measure it; the settings below are keyword arguments (or ``options``).
 
     ``out`` is the run directory. With ``resume`` a run that was stopped there goes on, and ends bit for bit as if it had never
-    stopped; a finished one is read back. ``checkpoint_every`` counts rounds (None: as often as costs a twentieth of the time).
+    stopped; a finished one is read back, or goes on where more ``rounds`` are asked for. ``callback`` is given every round's
+    record, to watch; what may end a run is given as ``callbacks`` (``engine/watch.py``). The result does not depend on
+    ``workers``, and on ``engine`` only in the last digits.
     """
-    check(algorithm, federation, rounds, batch_size, seed, engine, workers, dtype, weights, evaluate_every, new_clients, device)
-    if checkpoint_every is not None and (not isinstance(checkpoint_every, int) or checkpoint_every < 1):
-        raise InvalidArgument(f"checkpoint_every must be a whole number of at least 1, not {checkpoint_every!r}")
+    began = time.perf_counter()
     if resume and out is None:
         raise InvalidArgument("resume=True needs out=, the directory of the run")
-    asked = {
-        "rounds": rounds,
-        "batch_size": batch_size,
-        "cohort": cohort,
-        "seed": seed,
-        "engine": engine,
-        "workers": workers,
-        "dtype": dtype,
-        "task": task,
-        "bias": bias,
-        "backbone": None if backbone is None else str(backbone),
-        "weights": weights,
-        "evaluate_every": evaluate_every,
-        "new_clients": new_clients,
-        "device": device,
-        "checkpoint_every": checkpoint_every,
-        "shift": list(shift) or None,
-    }
-    began = time.perf_counter()
-    given = algorithm
-    check_shift(shift, federation)
-    federation = federation.to(DTYPES[dtype]).as_task(task or federation.kind)
-    what = build_task(model, federation, seed, DTYPES[dtype], bias, backbone)
-    alone = not algorithm.reads_rows
-    trained, rows, told = after_prefix(what, federation) if alone else (what, federation, ())  # what a client trains, on what
-    newcomers = newcomers_of(federation, new_clients, seed)
-    learners = rows if newcomers is None else rows.take(np.setdiff1d(np.arange(len(rows)), newcomers))
-    size = cohort_size(cohort, len(learners))
-    algorithm, found = resolve(algorithm, trained, learners, rounds, size, batch_size, weights)
-    algorithm = privatized(algorithm, trained, learners, rounds, size, batch_size, seed)
-    if algorithm.needs_everyone and size < len(learners):
-        raise InvalidArgument(f"{type(algorithm).__name__} needs all clients in every round; use cohort=1.0")
-    plan = make_plan(algorithm, trained, learners, batch_size, seed, weights)
-    facts = probe(algorithm, trained, plan.feed)
-    every = max(1, rounds // 20) if evaluate_every is None else evaluate_every
-    privacy = spent(plan, visits_of(plan, rounds, size)) if plan.uses is not None else {"epsilon": None}
-    if plan.uses is not None and plan.uses.end:
-        if evaluate_every:
-            raise InvalidArgument(
-                f"{type(algorithm).__name__} trains on a client's rows whenever it is evaluated; under privacy that is once, "
-                "at the end: use evaluate_every=0"
-            )
-        every = 0
-    state = State(*algorithm.init_server(trained), Store(len(learners)))
+    asked = Options.of({**(options.plain() if options else {}), **settings})
+    if out is not None and resume:
+        asked = spaced(asked, Path(out))
+    ready = prepare(algorithm, federation, model, asked, noise_key.read(Path(out)) if out is not None and resume else None)
+    state = ready.start()
+    with ExitStack() as stack:
 
-    with ExitStack() as held:
+        def lengthen(before: int) -> None:
+            check_longer(ready, prepare(algorithm, federation, model, asked.but(rounds=before), ready.secret))
+
         journal = None
         if out is not None:
-            same = {"model": _name(model), **asked, "backbone": config.content(backbone)}
-            identity = config.identity(given, federation, state.shared, same, what.held)
-            journal = Journal(Path(out), config.describe(given, federation, model, asked), identity, resume, checkpoint_every)
-            held.callback(journal.close)
-        earlier = None if journal is None else journal.found
+            journal = stack.enter_context(closing(_journal(ready, state.shared, Path(out), resume, lengthen)))
+        earlier = None if journal is None else journal.earlier
+        if journal is not None and ready.is_secret:
+            noise_key.keep(journal.folder, ready.secret, begun=earlier is not None)
         if earlier is not None:
             state.restore(earlier.checkpoint.state, earlier.records)
-        before = None if earlier is None else earlier.checkpoint.facts
-        chosen, why = choose_engine(engine, plan, state.shared, workers, size, seed, before)
-        held.enter_context(chosen)
-        stop = held.enter_context(patience(journal is not None))
-        past = sum(r["seconds"] for r in state.records)
-        kept = {"engine": chosen.name, "engine_reason": why}
-        if journal is not None and earlier is None:
-            journal.checkpoint(0, state.dump(), kept)
-        last: dict[str, Any] = {}
-        clients: Columns = {}
-        started = time.perf_counter()
-        for rnd in play_on(chosen, state, rounds, size, seed):
-            talking = 0 if algorithm.silent(rnd) else rnd.cohort
-            record: dict[str, Any] = {
-                "round": rnd.number,
-                "cohort": rnd.cohort,
-                "bytes_down": facts["bytes_down"] * talking,
-                "bytes_up": facts["bytes_up"] * talking,
-                "seconds": time.perf_counter() - started,
-                **algorithm.measures(state.server, rnd),
-            }
-            done = rnd.number + 1
-            judged = None
-            if done == rounds or (every and done % every == 0):
-                measured, judged = evaluate(chosen, state.shared, state.store)
-                record |= measured
-                if done == rounds:
-                    last = _against_truth(chosen, state.shared, state.store, judged)
-                    clients = judged
-            state.records.append(record)
-            if journal is not None:
-                journal.record(record, learners.names, judged, done == rounds)
-            if callback is not None:
-                callback(record)
-            if journal is not None and (done == rounds or stop.asked is not None or journal.due(done)):
-                journal.checkpoint(done, state.dump(), {**kept, "finished": done == rounds})
-                if stop.asked is not None and done < rounds:
-                    stop.stop()
-            started = time.perf_counter()
-        records = state.records
-        if not clients:  # all rounds were played before
-            assert journal is not None
-            clients = columns_of(journal.folder, rounds - 1, learners.names)
-            last = _against_truth(chosen, state.shared, state.store, clients)
-        measured = {k: v for k, v in records[-1].items() if k not in ("round", "cohort", "bytes_down", "bytes_up", "seconds")}
-        outside = None
-        newly: dict[str, Any] = {}
-        if newcomers is not None:
-            others = make_plan(algorithm, trained, rows.take(newcomers), batch_size, seed, weights)
-            newly, outside = meet_newcomers(others, state.shared, rounds)
-            if others.uses is not None:
-                newly["new_epsilon"] = spent(others, np.ones(len(newcomers), np.int64))["epsilon"]
-        summary = (earlier and earlier.summary) or {
-            "algorithm": type(algorithm).__name__,
-            "settings": written(algorithm),
-            "dataset": federation.name,
-            "kind": what.kind,
-            "model": _name(model),
-            "clients": len(learners),
-            "rounds": rounds,
-            "seed": seed,
-            "engine": chosen.name,
-            "engine_reason": why,
-            "workers": chosen.processes if isinstance(chosen, LoopEngine) else 1,
-            **measured,
-            **on_union(chosen, state.shared, state.store, seed),
-            **routing(chosen, state.shared, state.store, seed),
-            **on_public(chosen, state.shared, state.store, seed),
-            "trained_parameters": facts["trained_parameters"],
-            "personal_parameters": tree.size(chosen.personal(state.shared, 0, state.store)),
-            "bytes_down": sum(r["bytes_down"] for r in records),
-            "bytes_up": sum(r["bytes_up"] for r in records),
-            **privacy,
-            **_best(records, score_name(what.kind)),
-            **({} if found is None else {"mu": found.mu, "smoothness": found.smoothness}),
-            **last,
-            **newly,
-            "notes": [*federation.notes, *what.notes, *told, *plan.feed.notes()],
-            "seconds": past + time.perf_counter() - began,
-        }
-        finished = Run(
-            algorithm, what, federation, state.shared, state.server, state.store, chosen, outside, records, clients, summary
-        )
-        if shift and "shifted" not in summary:
-            summary |= shifted_tests(finished, shift)
-        if journal is not None and (earlier is None or earlier.summary is None):
-            models.save(finished, model, bias, seed, dtype, journal.folder)
-            journal.finish(summary)
+        engine, why = ready.engine(state, None if earlier is None else earlier.checkpoint.facts)
+        stack.enter_context(engine)
+        began -= 0.0 if earlier is None else earlier.seconds  # the time of earlier sittings counts
+        with patience(journal is not None) as stop:  # what comes after the last checkpoint may be stopped at any moment
+            diary = Diary(journal, {"engine": engine.name, "engine_reason": why}, stop, callback, began)
+            clients = _train(ready, engine, state, diary)
+        state.go_back()
+        state.sent = ready.plan.sent_after(state.shared, state.server, state.reported + 1, asked.rounds)
+        met, outside = newcomers(ready, state)
+        summary: Any = None if earlier is None else earlier.summary
+        unwritten = summary is None
+        if unwritten:
+            summary = {**summarise(ready, engine, why, state, clients), **met}
+        whole = ready.task, ready.federation
+        trees = state.shared, state.server, state.store
+        finished = Run(ready.algorithm, *whole, *trees, engine, outside, state.records, clients, summary)
+        if ready.options.shift and "shifted" not in summary:
+            summary |= shifted_tests(finished, ready.options.shift)
+        if journal is not None and unwritten:
+            models.save(finished, model, ready.options.plain(), journal.folder)
+            digests = journal.digests()
+            summary["seconds"] = time.perf_counter() - began
+            journal.finish(summary, digests)
+        elif unwritten:
+            summary["seconds"] = time.perf_counter() - began
     return finished
 
 
-@dataclass
-class State:
-    """What a run carries from round to round."""
+@dataclass(frozen=True)
+class Diary:
+    """Who is told of a round: the run directory, with the facts that go with a checkpoint; and the caller."""
 
-    shared: Any
-    server: Any
-    store: Store
-    records: list[dict[str, Any]] = field(default_factory=list)
+    journal: Journal | None
+    facts: dict[str, Any]
+    stop: Patience
+    callback: Callback | None
+    began: float  # on the clock of ``time.perf_counter``
 
-    def dump(self) -> Any:
-        return {"shared": self.shared, "server": self.server, "store": self.store.dump()}
-
-    def restore(self, dumped: Any, records: list[dict[str, Any]]) -> None:
-        self.shared, self.server, self.records = dumped["shared"], dumped["server"], list(records)
-        self.store.fill(dumped["store"])
-
-
-def play_on(engine: Engine, state: State, rounds: int, size: int, seed: int) -> Iterator[Round]:
-    """The rounds that are left, one by one; ``state`` is that after the round."""
-    plan = engine.plan
-    for number in range(len(state.records), rounds):
-        ids = cohort_of(plan.federation, plan.algorithm, size, seed, number)
-        rnd = round_of(number, rounds, plan, ids)
-        upload = engine.round(state.shared, ids, rnd, state.store)
-        state.shared, state.server = plan.algorithm.server_update(plan.task, state.shared, state.server, upload, rnd)
-        _check_server(state.shared, rnd)
-        yield rnd
+    def tell(self, state: State, names: Any, judged: Columns | None, last: bool, ends: bool) -> None:
+        """Write the last round down, with every client's measures where the run may end with it, and tell the caller; stop here
+        if that was asked for."""
+        record, done = state.records[-1], len(state.records)
+        if self.journal is not None:
+            self.journal.record(record, names, judged, ends)
+        if self.callback is not None:
+            self.callback(record)
+        if self.journal is not None and (last or self.stop.asked is not None or self.journal.due(done)):
+            facts = {**self.facts, "finished": last, "seconds": time.perf_counter() - self.began}
+            self.journal.checkpoint(done, state.dump(), facts)
+            self.stop.stop()
 
 
-def play(
-    engine: Engine, shared: Any, server: Any, store: Store, rounds: int, size: int, seed: int
-) -> Iterator[tuple[Round, tuple[Any, Any]]]:
-    """The rounds, one by one: (round, (shared, server) after it). Personal state goes to ``store``."""
-    state = State(shared, server, store)
-    for rnd in play_on(engine, state, rounds, size, seed):
-        yield rnd, (state.shared, state.server)
+def _train(ready: Prepared, engine: Engine, state: State, diary: Diary) -> Columns:
+    """Play the rounds that are left; the clients' measures after the last one, or after the one that is kept."""
+    rounds, names, watch = ready.options.rounds, ready.plan.federation.names, ready.watch()
+    watch.recall(state.records)
+    if diary.journal is not None and diary.journal.earlier is None:
+        diary.journal.checkpoint(0, state.dump(), diary.facts)
+    elif diary.journal is not None and diary.journal.earlier is not None and diary.journal.earlier.lengthened:
+        _judge_anew(ready, engine, state, diary)
+    columns: dict[int, Columns] = {}  # of the round that the run would end with
+    began = time.perf_counter()
+    for rnd in play_on(engine, state, rounds, ready.size) if state.stopped is None else ():
+        record = {**_facts(ready, engine, state, rnd), "seconds": time.perf_counter() - began}
+        state.records.append(record)
+        done = rnd.number + 1
+        judged = _judge(engine, state, rnd, done == rounds or bool(watch)) if ready.is_judged(done) else None
+        reason = watch.tell(engine, state)
+        last = done == rounds or reason is not None
+        ends = last or state.reported == rnd.number  # with this round, for all that is known
+        if ends and watch and judged is None:
+            judged = _judge(engine, state, rnd, True)
+        if reason is not None and done < rounds:
+            record["stopped"] = reason
+        if ends and judged is not None:
+            add_excess_risk(engine, judged)
+            columns = {rnd.number: judged} if state.reported == rnd.number else columns
+        diary.tell(state, names, judged, last, ends)
+        began = time.perf_counter()
+        if last:
+            break
+    if state.reported not in columns:  # it was played in an earlier sitting
+        assert diary.journal is not None
+        return columns_of(diary.journal.contents, state.reported, names)
+    return columns[state.reported]
 
 
-def choose_engine(
-    name: str, plan: Plan, shared: Any, workers: int | None, size: int, seed: int, earlier: Mapping[str, Any] | None
-) -> tuple[Engine, str]:
-    """The engine asked for; a resumed run keeps the one it began with."""
-    why = "asked for"
-    if earlier is not None:
-        name, why = earlier["engine"], earlier["engine_reason"]
-    if name == "vectorized":
-        return VectorizedEngine(plan), why
-    if name == "loop":
-        return LoopEngine(plan, workers), why
-    return choose(plan, shared, cohort_of(plan.federation, plan.algorithm, size, seed, 0), workers)
+def _judge_anew(ready: Prepared, engine: Engine, state: State, diary: Diary) -> None:
+    """Write the last record as it would have been, had it not been that of the last round."""
+    assert diary.journal is not None
+    number, rounds, names = len(state.records) - 1, ready.options.rounds, ready.plan.federation.names
+    state.sent = ready.plan.sent_after(state.shared, state.server, number + 1, rounds)
+    measured, judged = evaluate(engine, state.sent, state.store)
+    record = state.records[-1] = {key: value for key, value in state.records[-1].items() if key not in measured}
+    is_kept = state.kept is not None and state.kept.round == number
+    if is_kept or ready.is_judged(number + 1):
+        more, judged = evaluate(engine, state.sent, state.store, bool(ready.watch()))
+        record |= more
+    else:
+        judged = {}
+    if is_kept:
+        add_excess_risk(engine, judged)
+    diary.journal.record(record, names, judged or None, is_kept)
+    diary.journal.checkpoint(number + 1, state.dump(), {**diary.facts, "seconds": time.perf_counter() - diary.began})
 
 
-def _name(model: str | nn.Module | Task) -> str:
-    return model if isinstance(model, str) else type(model).__name__
+def _facts(ready: Prepared, engine: Engine, state: State, rnd: Round) -> dict[str, Any]:
+    """What a record says of a round before anything is measured."""
+    traffic = _traffic(ready, engine, rnd)
+    facts = {"round": rnd.number, "cohort": rnd.cohort, "bytes_down": traffic.down, "bytes_up": traffic.up}
+    if len(rnd.lost):
+        facts["lost"] = len(rnd.lost)
+    return {**facts, **ready.algorithm.measures(state.server, rnd)}
 
 
-def _check_server(shared: Any, rnd: Round) -> None:
-    for path, leaf in tree.items(shared):
-        if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
-            raise Diverged(rnd.number, ["the server"], f"the shared {path}")
+def _judge(engine: Engine, state: State, rnd: Round, final: bool) -> Columns:
+    """Measure the state after a round: the clients' columns, of which the last record says the means."""
+    measured, judged = evaluate(engine, state.sent, state.store, final)
+    check_loss(engine, state.sent, state.store, judged["loss_personal"], rnd)
+    state.records[-1].update(measured)
+    return judged
 
 
-def _against_truth(engine: Engine, shared: Any, store: Store, clients: dict[str, Any]) -> dict[str, Any]:
-    """Distances and excess risks where the truth is known and is a model of the task's shape; adds ``ier`` to the clients."""
-    federation, task = engine.plan.federation, engine.plan.task
-    if federation.truth is None or not fits(task, federation.truth[0]):
-        return {}
-    clients["ier"] = individual_excess_risk(task, federation, clients["loss_personal"])
-    aer = float(np.dot(engine.plan.weights, clients["ier"]))
-    return {"aer": aer, **distances(federation.truth, shared, personal_trees(engine, shared, store))}
+def _traffic(ready: Prepared, engine: Engine, rnd: Round) -> Traffic:
+    """What was sent in the round that has just ended. Where it is not told who took part, it is that of the expected number."""
+    if ready.algorithm.silent(rnd):
+        return Traffic()
+    if ready.plan.crowd is not None:
+        return Traffic(ready.facts["bytes_down"] * rnd.cohort, ready.facts["bytes_up"] * rnd.cohort)
+    return engine.traffic
 
 
-def _best(records: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    """The evaluated round that is best on validation, and what it gave on test (never the best on test)."""
-    judged = [r for r in records if r.get(f"val_{name}_personal") is not None]
-    if not judged:
-        return {"best_round": None}
-    sign = 1 if name == "mse" else -1
-    best = min(judged, key=lambda r: sign * r[f"val_{name}_personal"])
-    return {
-        "best_round": best["round"],
-        f"best_val_{name}_personal": best[f"val_{name}_personal"],
-        f"best_{name}_personal": best[f"{name}_personal"],
-        f"best_{name}_global": best[f"{name}_global"],
-    }
+def _journal(ready: Prepared, shared: Any, out: Path, resume: bool, lengthen: Callable[[int], None]) -> Journal:
+    """The run directory, begun or found."""
+    asked = ready.options.plain()
+    same = {"model": ready.model_name, **ready.options.identity(), "backbone": config.content(asked["backbone"])}
+    if isinstance(asked["cohort"], str):
+        same["cohort"] = config.content(asked["cohort"])  # a table that was moved is the same
+    identity = config.identity(ready.asked, ready.federation, shared, same, ready.task.held)
+    described = config.describe(ready.asked, ready.federation, ready.model, asked)
+    return Journal(out, described, identity, resume, asked["checkpoint_every"], lengthen)

@@ -5,22 +5,25 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fedtailor.algorithms.base import Algorithm
 from fedtailor.data.federation import Federation
-from fedtailor.engine.run import run
+from fedtailor.engine.options import Options
+from fedtailor.engine.run import Callback, run
 from fedtailor.errors import Diverged, InvalidArgument, nearest
-from fedtailor.metrics.client import score_name
+from fedtailor.task.kinds import kind_of
+from fedtailor.task.scores import score_named
 
 GRID: dict[str, tuple[float, ...]] = {"lr": (0.01, 0.03, 0.1, 0.3, 1.0), "lam": (0.01, 0.1, 1.0), "mu": (0.01, 0.1, 1.0)}
 KEEP = 3  # one in so many goes on to three times the rounds
 
 
 def numbers(grid: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """The grid as plain numbers."""
+    """Return the grid as plain numbers."""
     try:
         return {str(name): [float(value) for value in values] for name, values in grid.items()}
     except (TypeError, ValueError):
@@ -45,25 +48,25 @@ def check(algorithms: Sequence[Algorithm], federation: Federation, grid: Mapping
 
 
 def candidates(algorithm: Algorithm, grid: Mapping[str, Sequence[float]] | None = None) -> list[dict[str, Any]]:
-    """The settings to try. Those the method does not take together are left out; a value given that it never takes is refused."""
+    """Return the settings to try: those that the method takes together. A value of ``grid`` that it never takes is refused."""
     space = grid_of(algorithm, grid)
-    found = []
+    choices = []
     refusals: dict[tuple[str, float], InvalidArgument] = {}
     for values in itertools.product(*space.values()):
         choice: dict[str, Any] = dict(zip(space, values, strict=True))
         try:
             dataclasses.replace(algorithm, **choice)
-            found.append(choice)
+            choices.append(choice)
         except InvalidArgument as error:
             refusals.update(dict.fromkeys(choice.items(), error))
     for pair, refusal in refusals.items():
-        if grid is not None and not any(pair in choice.items() for choice in found):
+        if grid is not None and not any(pair in choice.items() for choice in choices):
             raise refusal
-    return found
+    return choices
 
 
 def grid_of(algorithm: Algorithm, grid: Mapping[str, Sequence[float]] | None = None) -> dict[str, list[float]]:
-    """Values to try for each setting the method has as a plain number; its own value is always among them."""
+    """Return the values to try for each setting the method has as a plain number; its own value is always among them."""
     known = {f.name for f in dataclasses.fields(algorithm)}
     out = {}
     for name, values in (GRID if grid is None else grid).items():
@@ -78,7 +81,7 @@ def grid_of(algorithm: Algorithm, grid: Mapping[str, Sequence[float]] | None = N
 
 
 def rungs(candidates: int, rounds: int) -> list[tuple[int, int]]:
-    """(how many are tried, for how many rounds): all for a few rounds, the best third for three times as many, and so on."""
+    """Return (how many are tried, for how many rounds): all for a few, the best third for three times as many, and so on."""
     levels = max(1, int(np.ceil(np.log(max(candidates, 1)) / np.log(KEEP))))
     out = []
     for level in range(levels):
@@ -88,7 +91,7 @@ def rungs(candidates: int, rounds: int) -> list[tuple[int, int]]:
 
 
 def effort(algorithm: Algorithm, rounds: int, grid: Mapping[str, Sequence[float]] | None = None) -> int:
-    """Rounds that tuning will play."""
+    """Return the number of rounds that tuning will play."""
     size = len(candidates(algorithm, grid))
     played: dict[int, int] = {}
     for count, length in rungs(size, rounds):
@@ -96,24 +99,42 @@ def effort(algorithm: Algorithm, rounds: int, grid: Mapping[str, Sequence[float]
     return sum(count * length for length, count in played.items()) if size > 1 else 0
 
 
+@dataclass(frozen=True, eq=False)
+class Trials:
+    """Where settings are tried: the data, the model, the options of the run, and what is tried (None: the usual grid)."""
+
+    federation: Federation
+    model: Any
+    options: Options
+    grid: Mapping[str, Sequence[float]] | None = None
+    callback: Callback | None = None
+
+    def score(self, algorithm: Algorithm, rounds: int) -> dict[str, Any]:
+        """Return score and loss on validation rows after so many rounds; None where the method diverges."""
+        assert self.federation.val is not None
+        judged = dataclasses.replace(self.federation, test=self.federation.val)  # what run measures as test is validation here
+        options = self.options.but(rounds=rounds, evaluate_every=0, patience=None, callbacks=())
+        try:
+            done = run(algorithm, judged, self.model, options, callback=self.callback)
+        except Diverged:
+            return {"score": None, "loss": None}
+        score, summary = done.task.score, done.summary
+        return {"score": summary[f"{score.name}_personal"], "loss": summary["loss_personal"], "by": score.name}
+
+
 def tune(
     algorithm: Algorithm,
-    federation: Federation,
-    model: Any,
-    rounds: int,
-    grid: Mapping[str, Sequence[float]] | None = None,
+    trials: Trials,
     known: Mapping[str, Any] | None = None,
-    keep: Callable[[dict[str, Any]], None] = lambda found: None,
-    **options: Any,
+    keep: Callable[[dict[str, Any]], None] | None = None,
 ) -> tuple[Algorithm, dict[str, Any]]:
-    """(the method with the settings that did best on validation, the whole story).
+    """Return (the method with the settings that did best on validation, the whole story).
 
     ``known`` is the story of an earlier call that was stopped: its trials are not played again. ``keep`` is given the story
     after every trial.
     """
-    check([algorithm], federation)
-    assert federation.val is not None
-    judged = dataclasses.replace(federation, test=federation.val)  # what run measures as test is validation here
+    check([algorithm], trials.federation)
+    grid, rounds = trials.grid, trials.options.rounds
     story: dict[str, Any] = {"grid": grid_of(algorithm, grid), "trials": list((known or {}).get("trials", [])), "chosen": {}}
     played = {(_key(t["settings"]), t["rounds"]): t for t in story["trials"]}
     left: list[dict[str, Any]] = list(candidates(algorithm, grid))
@@ -122,31 +143,26 @@ def tune(
     for count, length in rungs(len(left), rounds):
         for choice in left[:count]:
             if (_key(choice), length) not in played:
-                trial = _try(dataclasses.replace(algorithm, **choice), judged, model, length, options)
+                trial = trials.score(dataclasses.replace(algorithm, **choice), length)
                 played[_key(choice), length] = {"settings": choice, "rounds": length, **trial}
                 story["trials"].append(played[_key(choice), length])
-                keep(story)
+                if keep is not None:
+                    keep(story)
         left = sorted(left[:count], key=lambda c: _rank(played[_key(c), length]))
     story["chosen"] = left[0]
     if played[_key(left[0]), length]["score"] is None:
         raise InvalidArgument(f"{type(algorithm).__name__} diverges with every setting of the grid; give smaller step sizes")
-    keep(story)
+    if keep is not None:
+        keep(story)
     return dataclasses.replace(algorithm, **left[0]), story
 
 
-def _try(algorithm: Algorithm, federation: Federation, model: Any, rounds: int, options: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        found = run(algorithm, federation, model, rounds=rounds, **{**options, "evaluate_every": 0}).summary
-    except Diverged:
-        return {"score": None, "loss": None}
-    return {"score": found[f"{score_name(found['kind'])}_personal"], "loss": found["loss_personal"], "kind": found["kind"]}
-
-
 def _rank(trial: Mapping[str, Any]) -> tuple[float, float]:
-    """Lower is better: by accuracy (or mean squared error), then by loss."""
+    """Lower is better: by the score, then by loss."""
     if trial["score"] is None:
         return np.inf, np.inf
-    return (trial["score"] if trial["kind"] == "regression" else -trial["score"]), trial["loss"]
+    score = score_named(trial["by"]) if "by" in trial else kind_of(trial["kind"]).score  # an earlier version wrote the kind
+    return -score.merit(trial["score"]), trial["loss"]
 
 
 def _key(choice: Mapping[str, float]) -> tuple[tuple[str, float], ...]:

@@ -16,13 +16,13 @@ from fedtailor.algorithms import registry
 from fedtailor.algorithms.base import Algorithm, Limit, Round
 from fedtailor.data.federation import Federation
 from fedtailor.data.guard import Guarded
-from fedtailor.engine.base import NO_ROUND, one_thread
+from fedtailor.engine.base import NO_ROUND, Sent, joined, lift, one_thread, row
 from fedtailor.engine.loop import LoopEngine
 from fedtailor.engine.measure import evaluate
 from fedtailor.engine.pool import cores
 from fedtailor.engine.vectorized import VectorizedEngine
 from fedtailor.errors import InvalidArgument, LawBroken
-from fedtailor.laws.ground import Ground, everyone, federation, network
+from fedtailor.laws.ground import Case, everyone, federation, network
 from fedtailor.runs.store import Store
 
 CLOSE = 1e-9  # engines add in different orders; everything else must be equal to the last bit
@@ -30,7 +30,7 @@ CLOSE = 1e-9  # engines add in different orders; everything else must be equal t
 
 @dataclass(frozen=True)
 class Verdict:
-    """A law that was kept, and on what."""
+    """A law that the algorithm keeps, and the model on which it was tried."""
 
     number: int
     law: str
@@ -43,7 +43,7 @@ def check_algorithm(
     data: Federation | None = None,
     laws: Sequence[int] | None = None,
 ) -> list[Verdict]:
-    """Try the ten laws on ``algorithm``; returns what was kept, raises ``LawBroken`` naming every law that was not.
+    """Try the ten laws on ``algorithm``; return the laws that hold, or raise ``LawBroken`` naming every law that does not.
 
     Without ``model`` they are tried on a linear model and on a small network with batch norm and dropout. ``laws`` selects
     some by number.
@@ -51,18 +51,18 @@ def check_algorithm(
     if not isinstance(algorithm, Algorithm):
         raise InvalidArgument(f"check_algorithm needs an Algorithm, for instance ft.FedAvg(), not {algorithm!r}")
     data = data or federation()
-    grounds: dict[str, Any] = {"linear": "linear", "network": network()} if model is None else {"the given model": model}
-    kept: list[Verdict] = []
+    models: dict[str, Any] = {"linear": "linear", "network": network()} if model is None else {"the given model": model}
+    verdicts: list[Verdict] = []
     broken: list[str] = []
-    for name, what in grounds.items():
-        ground = Ground.make(name, algorithm, what, data)
+    for name, tried in models.items():
+        case = Case.make(name, algorithm, tried, data)
         for number, (title, law) in LAWS.items():
             if laws is not None and number not in laws:
                 continue
             try:
                 with one_thread():
-                    law(ground)
-                kept.append(Verdict(number, title, name))
+                    law(case)
+                verdicts.append(Verdict(number, title, name))
             except LawBroken as error:
                 broken.append(f"law {number} ({title}) on {name}: {error}")
             except Exception as error:
@@ -71,22 +71,26 @@ def check_algorithm(
     if broken:
         laws_broken = len({text.split(" ")[1] for text in broken})
         raise LawBroken(f"{type(algorithm).__name__} breaks {laws_broken} of the ten laws:\n  " + "\n  ".join(broken))
-    return kept
+    return verdicts
 
 
-def same(a: Any, b: Any, where: str, tolerance: float = 0.0) -> None:
-    """Raise unless two trees agree: to the last bit, or to ``tolerance`` relative to the size of the leaf."""
-    if isinstance(a, dict) != isinstance(b, dict) or (isinstance(a, dict) and list(a) != list(b)):
-        raise LawBroken(f"{where}: the trees differ, {_keys(a)} against {_keys(b)}")
-    for (path, x), (_, y) in zip(tree.items(a), tree.items(b), strict=True):
-        if x.shape != y.shape or x.dtype != y.dtype:
-            raise LawBroken(f"{where}: {path} is {tuple(x.shape)} {x.dtype} against {tuple(y.shape)} {y.dtype}")
-        if torch.equal(x, y) or not x.numel():
-            continue
-        apart = float((x.double() - y.double()).abs().max())
-        size = max(1.0, float(y.double().abs().max()))
-        if not apart <= tolerance * size:
-            raise LawBroken(f"{where}: {path} differs by {apart:.3g} (allowed {tolerance * size:.1g})")
+def same(a: Any, b: Any, description: str, tolerance: float = 0.0, path: str = "") -> None:
+    """Raise unless two trees have the same keys in the same order and their leaves agree: to the last bit, or to ``tolerance``
+    relative to the size of the leaf."""
+    if isinstance(a, dict) and isinstance(b, dict) and list(a) == list(b):
+        for key in a:
+            same(a[key], b[key], description, tolerance, f"{path}/{key}" if path else str(key))
+        return
+    if isinstance(a, dict) or isinstance(b, dict):
+        raise LawBroken(f"{description}: the trees differ{f' in {path}' if path else ''}, {_keys(a)} against {_keys(b)}")
+    if a.shape != b.shape or a.dtype != b.dtype:
+        raise LawBroken(f"{description}: {path} is {tuple(a.shape)} {a.dtype} against {tuple(b.shape)} {b.dtype}")
+    if torch.equal(a, b) or not a.numel():
+        return
+    difference = float((a.double() - b.double()).abs().max())
+    size = max(1.0, float(b.double().abs().max()))
+    if not difference <= tolerance * size:
+        raise LawBroken(f"{description}: {path} differs by {difference:.3g} (allowed {tolerance * size:.1g})")
 
 
 def _keys(value: Any) -> Any:
@@ -94,9 +98,9 @@ def _keys(value: Any) -> Any:
 
 
 # -- the laws ---------------------------------------------------------------------------------------------------------
-def pure(ground: Ground) -> None:
+def pure(case: Case) -> None:
     """No method changes its arguments or itself, and the same call gives the same answer."""
-    plan, task = ground.plan, ground.plan.task
+    plan, task = case.plan, case.plan.task
     algorithm = plan.algorithm
     before = dict(vars(algorithm)) if hasattr(algorithm, "__dict__") else {}
 
@@ -111,16 +115,24 @@ def pure(ground: Ground) -> None:
             same(one, other, f"{name} gave another answer the second time")
         return first
 
-    data, rnd = plan.feed.one(0, 0), Round(0, 2, len(plan.federation), 1)
+    client = np.array([0])
     for _ in range(2):  # global random state must not matter either
         shared, server = call("init_server")
-        personal = call("init_client", shared, data)
-        upload, personal = call("client_update", shared, personal, data, rnd)
-        reduce = plan.reducer(shared, rnd)
-        reduced = reduce.finish(reduce.add(reduce.start(), _lift(upload), torch.ones(1), torch.zeros(1, dtype=torch.int64)))
-        shared, server = call("server_update", shared, server, reduced, rnd)
-        ready = call("personalize", shared, personal, plan.feed.one(0, NO_ROUND, "personalize"))
-        call("predict", shared, ready, plan.federation.test.client(0)[0])
+        personal = None
+        for exchange in range(algorithm.exchanges):
+            rnd = plan.round(0, 2, client, exchange)
+            data = plan.feed_of(rnd).one(0, 0)
+            received = joined(shared, row(call("downlink", shared, server, rnd.ranks, rnd), 0))
+            if personal is None:
+                personal = call("init_client", received, data)
+            upload, personal = call("client_update", received, personal, data, rnd)
+            reduce = plan.reducer(shared, rnd)
+            reduced = reduce.finish(reduce.add(reduce.start(), lift(upload), torch.ones(1), torch.zeros(1, dtype=torch.int64)))
+            shared, server = call("server_update", shared, server, reduced, rnd)
+        received = joined(shared, row(call("downlink", shared, server, rnd.ranks, rnd), 0))
+        ready = call("personalize", received, personal, plan.feed.one(0, NO_ROUND, "personalize"))
+        call("predict", received, ready, plan.federation.test.client(0)[0])
+        call("downlink", shared, server, None, rnd)
     if hasattr(algorithm, "__dict__") and dict(vars(algorithm)) != before:
         raise LawBroken("the algorithm keeps state on itself; state belongs in shared, personal or server")
 
@@ -129,47 +141,46 @@ def _parts(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def _lift(branch: Any) -> Any:
-    return tree.map(lambda leaf: leaf.unsqueeze(0), branch)
-
-
-def stable(ground: Ground) -> None:
+def stable(case: Case) -> None:
     """Shapes and types of every tree stay what they were."""
-    _, seen = ground.by_the_book()
-    first = seen[0]
+    _, seen = case.book
+    start = seen[0]["server"]
+    grown = next((step for step in seen if step["server"] is not start), seen[0])  # by rank, once it knows how many there are
     for step in seen:
-        for what in ("shared", "server", "upload", "personal", "born"):
-            if tree.shapes(step[what]) != tree.shapes(first["personal" if what == "born" else what]):
+        like = next(other for other in seen if other["exchange"] == step["exchange"])  # uploads of exchanges may differ
+        for branch in ("shared", "server", "received", "upload", "personal", "born"):
+            first = like if branch == "upload" else grown if branch == "server" and step["server"] is not start else seen[0]
+            if tree.shapes(step[branch]) != tree.shapes(first["personal" if branch == "born" else branch]):
                 raise LawBroken(
-                    f"{what} of client {step['client']} in round {step['round']} is {tree.shapes(step[what])}, "
-                    f"it was {tree.shapes(first[what])}"
+                    f"{branch} of client {step['client']} in round {step['round']} is {tree.shapes(step[branch])}, "
+                    f"it was {tree.shapes(first[branch])}"
                 )
 
 
-def engines(ground: Ground) -> None:
+def engines(case: Case) -> None:
     """The loop, any number of workers, and the vectorized engine give the same numbers."""
-    alone = ground.played(LoopEngine(ground.plan, workers=1))
     if cores() > 1:
-        same(ground.played(LoopEngine(ground.plan, workers=2)), alone, "two workers against one")
-    same(ground.played(VectorizedEngine(ground.plan)), alone, "vectorized against loop", CLOSE)
+        same(case.played(LoopEngine(case.plan, workers=2)), case.reference, "two workers against one")
+    same(case.played(VectorizedEngine(case.plan)), case.reference, "vectorized against loop", CLOSE)
 
 
-def padding(ground: Ground) -> None:
+def padding(case: Case) -> None:
     """Rows and steps that are masked out change nothing, whatever they hold."""
-    plan = ground.plan
-    shared, _ = plan.algorithm.init_server(plan.task)
-    rnd = Round(0, 1, len(plan.federation), 1)
+    plan = case.plan
+    start = plan.algorithm.init_server(plan.task)
     for client in (0, 1):
-        given = plan.feed.one(client, 0)
-        real = _plain(given.data if isinstance(given, Guarded) else given)
+        rnd = plan.round(0, 1, np.array([client]))
+        shared = plan.sent(*start, rnd).to(client)
+        batches = plan.feed.one(client, 0)
+        real = _plain(batches.data if isinstance(batches, Guarded) else batches)
         for more_steps, more_rows in ((0, 3), (2, 0), (1, 2)):
             padded = _pad(real, more_steps, more_rows)
             answers = []
             for data in (plan.feed.guarded(real), plan.feed.guarded(padded)):
                 personal = plan.algorithm.init_client(plan.task, shared, data)
                 answers.append(plan.algorithm.client_update(plan.task, shared, personal, data, rnd))
-            where = f"client {client} with {more_steps} more steps and {more_rows} more rows"
-            same(dict(zip("ab", answers[1], strict=True)), dict(zip("ab", answers[0], strict=True)), where, CLOSE)
+            description = f"client {client} with {more_steps} more steps and {more_rows} more rows"
+            same(dict(zip("ab", answers[1], strict=True)), dict(zip("ab", answers[0], strict=True)), description, CLOSE)
 
 
 def _plain(data: Any) -> dict[str, Any]:
@@ -177,9 +188,9 @@ def _plain(data: Any) -> dict[str, Any]:
 
 
 def _pad(data: dict[str, Any], steps: int, rows: int) -> dict[str, Any]:
-    whole = ("val", "facts")  # not cut into steps
+    without_steps = ("val", "facts")  # not cut into steps
     branches = {name: value for name, value in data.items() if isinstance(value, dict)}
-    out: dict[str, Any] = {name: value if name in whole else _pad(value, steps, rows) for name, value in branches.items()}
+    out: dict[str, Any] = {name: value if name in without_steps else _pad(value, steps, rows) for name, value in branches.items()}
     if "rows" in data:
         out["rows"] = data["rows"]
     for name in ("x", "y", "mask", "key", "expected"):
@@ -188,84 +199,81 @@ def _pad(data: dict[str, Any], steps: int, rows: int) -> dict[str, Any]:
         value = data[name]
         shape = (value.shape[0] + steps, *([] if name in ("key", "expected") else [value.shape[1] + rows]), *value.shape[2:])
         fill = 1e3 if name == "x" and value.is_floating_point() else 0  # a token must be one
-        wide = torch.full(shape, fill, dtype=value.dtype)
-        wide[tuple(slice(0, n) for n in value.shape)] = value
-        out[name] = wide
+        padded = torch.full(shape, fill, dtype=value.dtype)
+        padded[tuple(slice(0, n) for n in value.shape)] = value
+        out[name] = padded
     return out
 
 
-def order(ground: Ground) -> None:
+def order(case: Case) -> None:
     """Listing the clients in another order changes no client's numbers."""
-    count = len(ground.plan.federation)
-    turned = ground.listed(list(reversed(range(count))))
-    same(turned.played(LoopEngine(turned.plan, workers=1)), ground.played(LoopEngine(ground.plan, workers=1)), "clients reversed")
+    reversed_ = case.listed(list(reversed(range(len(case.plan.federation)))))
+    same(reversed_.reference, case.reference, "clients reversed")
 
 
-def owners(ground: Ground) -> None:
-    """Server and clients share nothing but the shared tree down and the upload up, as bytes."""
-    together, _ = ground.by_the_book()
-    apart, _ = ground.by_the_book(apart=True)
-    same(apart, together, "with only bytes between server and clients")
+def owners(case: Case) -> None:
+    """Server and clients share nothing but what is sent down and the upload up, as bytes."""
+    apart, _ = case.by_the_book(apart=True)
+    same(apart, case.book[0], "with only bytes between server and clients")
 
 
-def birth(ground: Ground) -> None:
+def birth(case: Case) -> None:
     """A client is initialised when it is first sampled, from the shared tree it then receives, and keeps its state after."""
-    book, _ = ground.by_the_book()
-    same(ground.played(LoopEngine(ground.plan, workers=1)), book, "against the protocol by the book")
+    same(case.reference, case.book[0], "against the protocol by the book")
 
 
-def read_only(ground: Ground) -> None:
+def read_only(case: Case) -> None:
     """Evaluating, as often as one likes, changes nothing."""
-    quiet = ground.played(LoopEngine(ground.plan, workers=1))
-    engine = LoopEngine(ground.plan, workers=1)
+    reference = case.reference
+    engine = LoopEngine(case.plan, workers=1)
 
-    def watch(rnd: Round, shared: Any, store: Store) -> None:
-        kept = {"shared": tree.clone(shared), "personal": tree.clone(everyone(engine.plan, store))}
-        first, again = evaluate(engine, shared, store)[0], evaluate(engine, shared, store)[0]
-        same({"shared": shared, "personal": everyone(engine.plan, store)}, kept, f"evaluation in round {rnd.number}")
+    def watch(rnd: Round, sent: Sent, store: Store) -> None:
+        before = {"shared": tree.clone(sent.shared), "personal": tree.clone(everyone(engine.plan, store))}
+        first, again = evaluate(engine, sent, store)[0], evaluate(engine, sent, store)[0]
+        same({"shared": sent.shared, "personal": everyone(engine.plan, store)}, before, f"evaluation in round {rnd.number}")
         if first != again:
             raise LawBroken(f"two evaluations in round {rnd.number} differ")
 
-    same(ground.played(engine, watch), quiet, "with evaluation in every round")
+    same(case.played(engine, watch), reference, "with evaluation in every round")
 
 
-def round_trip(ground: Ground) -> None:
+def round_trip(case: Case) -> None:
     """Every tree survives the wire, the checkpoint and the store bit for bit."""
-    _, seen = ground.by_the_book()
-    store = Store(len(ground.plan.federation))
+    _, seen = case.book
+    store = Store(len(case.plan.federation))
     for step in seen:
-        for what in ("shared", "server", "upload", "personal"):
-            same(tree.unpack(tree.pack(step[what])), step[what], f"{what} through bytes")
+        for branch in ("received", "server", "upload", "personal"):
+            same(tree.unpack(tree.pack(step[branch])), step[branch], f"{branch} through bytes")
         ids = np.array([step["client"]])
-        store.put(ids, _lift(step["personal"]))
-        same(store.get(ids), _lift(step["personal"]), "personal through the store")
+        store.put(ids, lift(step["personal"]))
+        same(store.get(ids), lift(step["personal"]), "personal through the store")
 
 
-def limits(ground: Ground) -> None:
+def limits(case: Case) -> None:
     """Every declared reduction holds, with everyone taking part (else newcomers start elsewhere)."""
-    algorithm = ground.plan.algorithm
+    algorithm = case.plan.algorithm
     for limit in algorithm.limits:
         one, other = limit_pair(algorithm, limit)
-        what = ", ".join(f"{k}={v}" for k, v in limit.change.items()) or "as it is"
-        where = f"{what}: {limit.compares} against {limit.equals}"
-        found, wanted = (outcome(ground.using(method), limit.compares) for method in (one, other))
-        same(found, wanted, where, 0.0 if limit.exact else CLOSE)
+        change = ", ".join(f"{k}={v}" for k, v in limit.change.items()) or "as it is"
+        description = f"{change}: {limit.compares} against {limit.equals}"
+        actual, expected = (outcome(case.using(method), limit.compares) for method in (one, other))
+        same(actual, expected, description, 0.0 if limit.exact else CLOSE)
 
 
-def outcome(ground: Ground, compares: str) -> dict[str, Any]:
+def outcome(case: Case, compares: str) -> dict[str, Any]:
     """After the rounds at full turnout: the shared tree, or every client's logits on its test rows."""
-    engine = LoopEngine(ground.plan, workers=1)
+    engine = LoopEngine(case.plan, workers=1)
     out: dict[str, Any] = {}
 
-    def watch(rnd: Round, shared: Any, store: Store) -> None:
+    def watch(rnd: Round, sent: Sent, store: Store) -> None:
         if compares == "shared":
-            out.update(shared)
+            out.update(sent.shared)
             return
-        ids = np.arange(len(ground.plan.federation))
-        found = engine.predictions(shared, ids, store, ground.plan.federation.test)
-        out.update({ground.plan.federation.names[p.ids[0]]: p.personal for p in found})
+        ids = np.arange(len(case.plan.federation))
+        predictions = engine.predictions(sent, ids, store, case.plan.federation.test)
+        out.update({case.plan.federation.names[p.ids[0]]: p.personal for p in predictions})
 
-    ground.played(engine, watch, len(ground.plan.federation))
+    case.played(engine, watch, len(case.plan.federation))
     return out
 
 
@@ -280,7 +288,7 @@ def limit_pair(algorithm: Algorithm, limit: Limit) -> tuple[Algorithm, Algorithm
     return one, kind(**{**common, **limit.also})
 
 
-LAWS: dict[int, tuple[str, Callable[[Ground], None]]] = {
+LAWS: dict[int, tuple[str, Callable[[Case], None]]] = {
     1: ("pure", pure),
     2: ("stable trees", stable),
     3: ("engines agree", engines),

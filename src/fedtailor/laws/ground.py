@@ -1,9 +1,10 @@
-"""Where the laws are tried: a small ragged federation, two small models, and the protocol in its plainest form."""
+"""What the laws are tried on: a small ragged federation, two small models, and the protocol in its plainest form."""
 
 from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,18 @@ from torch import nn
 from fedtailor import tree
 from fedtailor.algorithms.base import Algorithm
 from fedtailor.data.federation import Federation
+from fedtailor.data.secret import Secret
 from fedtailor.engine.base import Engine, Plan
-from fedtailor.engine.run import build_task, cohort_of, make_plan, play, round_of
+from fedtailor.engine.loop import LoopEngine
+from fedtailor.engine.options import Options
+from fedtailor.engine.prepare import Prepared, prepare
+from fedtailor.engine.rounds import play
+from fedtailor.engine.setup import cohort_of
 from fedtailor.runs.store import Store
 from fedtailor.task import Task
-from fedtailor.theory.rates import resolve
 
 SEED, ROUNDS, BATCH = 3, 3, 5
+OPTIONS = Options(rounds=ROUNDS, batch_size=BATCH, seed=SEED, dtype="float64", weights="size")
 
 
 def federation() -> Federation:
@@ -32,12 +38,12 @@ def federation() -> Federation:
         return x, (x @ draw.normal(size=(4, 3)) + 0.5 * draw.normal(size=(count, 3))).argmax(1)
 
     splits: dict[str, Any] = {
-        what: [rows(n if what == "train" else 5, i) for i, n in enumerate(sizes)] for what in ("train", "test", "val")
+        split: [rows(n if split == "train" else 5, i) for i, n in enumerate(sizes)] for split in ("train", "test", "val")
     }
     names = [f"site {i}" for i in range(len(sizes))]
     public = draw.normal(size=(8, 4))
-    made = Federation.from_arrays(**splits, public=public, names=names, task="classification", name="laws")
-    return made.with_facts(lam=0.2 + 0.3 * np.arange(len(sizes)))
+    data = Federation.from_arrays(**splits, public=public, names=names, task="classification", name="laws")
+    return data.with_facts(lam=0.2 + 0.3 * np.arange(len(sizes)))
 
 
 def network(norm: nn.Module | None = None) -> nn.Module:
@@ -48,78 +54,93 @@ def network(norm: nn.Module | None = None) -> nn.Module:
 
 
 @dataclass(frozen=True, eq=False)
-class Ground:
-    """An algorithm on a model, ready to be played."""
+class Case:
+    """An algorithm on a model and a federation, ready to be played; what several laws compare with is played once."""
 
     name: str
-    plan: Plan
+    ready: Prepared
+
+    @property
+    def plan(self) -> Plan:
+        return self.ready.plan
 
     @staticmethod
-    def make(name: str, algorithm: Algorithm, model: str | nn.Module | Task, data: Federation) -> Ground:
-        data = data.to(torch.float64)
-        task = build_task(model, data, SEED, torch.float64, bias=True)
-        algorithm, _ = resolve(algorithm, task, data, rounds=ROUNDS, batch_size=BATCH)
-        return Ground(name, make_plan(algorithm, task, data, BATCH, SEED, "size"))
+    def make(name: str, algorithm: Algorithm, model: str | nn.Module | Task, data: Federation) -> Case:
+        return Case(name, prepare(algorithm, data, model, OPTIONS, Secret.from_seed(SEED)))
 
-    def using(self, algorithm: Algorithm) -> Ground:
-        return Ground(self.name, make_plan(algorithm, self.plan.task, self.plan.federation, BATCH, SEED, "size"))
+    def using(self, algorithm: Algorithm) -> Case:
+        return Case.make(self.name, algorithm, self.ready.task, self.ready.federation)
 
-    def listed(self, order: list[int]) -> Ground:
+    def listed(self, order: list[int]) -> Case:
         """The same clients, listed in another order."""
-        data = self.plan.federation.take(order)
-        return Ground(self.name, make_plan(self.plan.algorithm, self.plan.task, data, BATCH, SEED, "size"))
+        return Case.make(self.name, self.plan.algorithm, self.ready.task, self.ready.federation.take(order))
 
     @property
     def cohort(self) -> int:
         clients = len(self.plan.federation)
         return clients if self.plan.algorithm.needs_everyone else max(1, clients * 2 // 3)
 
+    @cached_property
+    def reference(self) -> dict[str, Any]:
+        """The state after the rounds on the loop engine, in this process."""
+        return self.played(LoopEngine(self.plan, workers=1))
+
+    @cached_property
+    def book(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """``by_the_book``, with server and clients in one place."""
+        return self.by_the_book()
+
     def played(self, engine: Engine, watch: Any = None, cohort: int | None = None) -> dict[str, Any]:
-        """All state after the rounds: shared, server, and every client's personal tree by name."""
+        """Play the rounds and return the state after them: shared, server, and every client's personal tree by name.
+
+        After each round ``watch`` is given the round, what the server would send (``Sent``) and the store.
+        """
         shared, server = self.plan.algorithm.init_server(self.plan.task)
         store = Store(len(engine.plan.federation))
         with engine:
-            for rnd, now in play(engine, shared, server, store, ROUNDS, cohort or self.cohort, SEED):
+            for rnd, now in play(engine, shared, server, store, ROUNDS, cohort or self.cohort):
                 shared, server = now
                 if watch is not None:
-                    watch(rnd, shared, store)
+                    watch(rnd, engine.plan.sent_after(shared, server, rnd.number + 1, ROUNDS), store)
         return {"shared": shared, "server": server, "personal": everyone(engine.plan, store)}
 
     def by_the_book(self, apart: bool = False) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """The protocol with no engine: (final state, the trees seen on the way).
+        """Follow the protocol without an engine: (final state, the trees seen on the way).
 
         ``apart`` gives the server and every client a copy of the algorithm of its own and lets only bytes pass between.
         """
         plan, task = self.plan, self.plan.task
 
-        def own() -> Algorithm:
+        def algorithm() -> Algorithm:
             return copy.deepcopy(plan.algorithm) if apart else plan.algorithm
 
         def send(message: Any) -> Any:
             return tree.unpack(tree.pack(message)) if apart else message
 
-        head, hands = own(), {i: own() for i in range(len(plan.federation))}
-        shared, server = head.init_server(task)
+        server_side, client_side = algorithm(), {i: algorithm() for i in range(len(plan.federation))}
+        shared, server = server_side.init_server(task)
         personal: dict[int, Any] = {}
         seen: list[dict[str, Any]] = []
         for number in range(ROUNDS):
-            ids = cohort_of(plan.federation, head, self.cohort, SEED, number)
-            rnd = round_of(number, ROUNDS, plan, ids)
-            ids = ids[np.argsort(plan.federation.keys[ids], kind="stable")]
-            reduce = head.reducer(task, shared, rnd)
-            state = reduce.start()
-            for place, client in enumerate(ids.tolist()):
-                data, received = plan.feed.one(client, number), send(shared)
-                if client not in personal:
-                    personal[client] = hands[client].init_client(task, received, data)
-                before = personal[client]
-                upload, personal[client] = hands[client].client_update(task, received, before, data, rnd)
-                seen.append({"client": client, "round": number, "shared": shared, "server": server})
-                seen[-1] |= {"born": before, "upload": upload, "personal": personal[client]}
-                stacked = tree.map(lambda leaf: leaf.unsqueeze(0), send(upload))
-                weight = torch.tensor([plan.weights[client]])
-                state = reduce.add(state, stacked, weight, torch.tensor([place]))
-            shared, server = head.server_update(task, shared, server, reduce.finish(state), rnd)
+            ids = cohort_of(plan.federation, server_side, self.cohort, SEED, number)
+            for exchange in range(server_side.exchanges):
+                rnd = plan.round(number, ROUNDS, ids, exchange)
+                reduce = server_side.reducer(task, shared, rnd)
+                state = reduce.start()
+                for place, client in enumerate(plan.canonical(ids).tolist()):
+                    downlink = server_side.downlink(task, shared, server, rnd.ranks[place : place + 1], rnd)
+                    message = {**shared, **tree.map(lambda leaf: leaf[0], downlink)}
+                    data, received = plan.feed_of(rnd).one(client, number), send(message)
+                    if client not in personal:
+                        personal[client] = client_side[client].init_client(task, received, data)
+                    earlier = personal[client]
+                    upload, personal[client] = client_side[client].client_update(task, received, earlier, data, rnd)
+                    seen.append({"client": client, "round": number, "exchange": exchange, "shared": shared, "server": server})
+                    seen[-1] |= {"received": message, "born": earlier, "upload": upload, "personal": personal[client]}
+                    stacked = tree.map(lambda leaf: leaf.unsqueeze(0), send(upload))
+                    weight = torch.tensor([plan.weights[client]])
+                    state = reduce.add(state, stacked, weight, torch.tensor([place]))
+                shared, server = server_side.server_update(task, shared, server, reduce.finish(state), rnd)
         names = plan.federation.names
         return {"shared": shared, "server": server, "personal": {names[i]: personal[i] for i in sorted(personal)}}, seen
 

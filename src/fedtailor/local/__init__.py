@@ -1,5 +1,6 @@
 """What happens on a client: the training loops, optimisers, schedules and penalties."""
 
+from fedtailor.local.curvature import conjugate_gradient, hvp, hvp_on
 from fedtailor.local.loop import Turn, alternate, count_steps, descend, gradient, gradient_on, repeat, scan
 from fedtailor.local.optim import SGD, Adam, Optimizer
 from fedtailor.local.penalty import Penalty, linear, prox
@@ -15,10 +16,13 @@ __all__ = [
     "Schedule",
     "Turn",
     "alternate",
+    "conjugate_gradient",
     "count_steps",
     "descend",
     "gradient",
     "gradient_on",
+    "hvp",
+    "hvp_on",
     "linear",
     "prox",
     "repeat",

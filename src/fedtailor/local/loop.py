@@ -1,5 +1,4 @@
-"""The only training loops: ``scan`` folds a step over a client's batches, ``descend`` minimises a risk, ``alternate`` several
-in turn.
+"""The training loops: ``scan`` folds a step over a client's batches, ``descend`` minimizes a risk, ``alternate`` several.
 
 One algorithm text serves both engines. On the loop engine ``data`` is a ``Batches`` and is walked batch by batch. Under
 ``vmap`` (vectorized engine) it is a dict of padded tensors: ``scan`` keeps the carry on padded steps, and ``descend`` on
@@ -8,10 +7,7 @@ a task's own risk steps out of vmap to run all clients' steps on stacked tensors
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,36 +19,14 @@ from torch.func import grad as func_grad
 from fedtailor import tree
 from fedtailor.data.batches import Batches
 from fedtailor.data.guard import Guarded
+from fedtailor.data.secret import NO_USE, Use
 from fedtailor.errors import InvalidArgument
+from fedtailor.local.descent import LEAVES, Descent, Followed, Padded, Point, Walked, copied, take_steps
+from fedtailor.local.gradients import Risk, Source, inside_transform, is_followed, task_of
+from fedtailor.local.meter import running
 from fedtailor.local.optim import Optimizer
-from fedtailor.local.penalty import Penalty, add_gradient, aligned
-from fedtailor.local.private import Private, private_gradient
+from fedtailor.local.penalty import Penalty
 from fedtailor.local.stacked import descend_stacked
-from fedtailor.task import Task
-
-Risk = Callable[[Any, Mapping[str, Tensor]], Tensor]
-Record = dict[tuple[str, str, int], int]
-LEAVES = ("x", "y", "mask", "key", "expected")  # of a batch
-_meter: ContextVar[Record | None] = ContextVar("meter", default=None)
-
-
-@contextmanager
-def metered(record: Record | None) -> Iterator[None]:
-    """Note in ``record``, per place in the code that descends or scans, how many numbers it moves (None: note nothing)."""
-    token = _meter.set(record)
-    try:
-        yield
-    finally:
-        _meter.reset(token)
-
-
-def _note(kind: str, params: Any, rates: Mapping[str, float]) -> None:
-    record = _meter.get()
-    if record is not None:
-        frame = sys._getframe(2)
-        moving = [leaf for path, leaf in tree.items(params) if not tree.is_buffer(path) and rates.get(path, 1.0)]
-        # numbers that stand alone (a mixing weight, a count) are not parameters of a model
-        record[kind, frame.f_code.co_filename, frame.f_lineno] = sum(leaf.numel() for leaf in moving if leaf.dim())
 
 
 def scan(step: Callable[[Any, Mapping[str, Any]], Any], carry: Any, data: Any) -> Any:
@@ -60,44 +34,43 @@ def scan(step: Callable[[Any, Mapping[str, Any]], Any], carry: Any, data: Any) -
 
     ``batch["step"]`` is the number of the step, counted from 0.
     """
-    _note("scan", carry, {})
+    end = _fold(step, carry, data)
+    if (meter := running()) is not None:
+        meter.scans.add(carry, end, {})
+    return end
+
+
+def _fold(step: Callable[[Any, Mapping[str, Any]], Any], carry: Any, data: Any) -> Any:
     if isinstance(data, Guarded):
-        return _scan_guarded(step, carry, data)
+        return _fold_guarded(step, carry, data)
     if isinstance(data, Batches):
         for s, batch in enumerate(data.batches()):
             carry = step(carry, {**batch, "step": s})
         return carry
-    for s in range(data["mask"].shape[0]):
-        batch = {name: data[name][s] for name in LEAVES if name in data}
-        carry = tree.where(_real(batch), step(carry, {**batch, "step": s}), carry)
+    for s, (is_real, padded) in enumerate(Padded(data).steps()):
+        carry = tree.where(is_real, step(carry, {**padded, "step": s}), carry)
     return carry
 
 
-def _scan_guarded(step: Callable[[Any, Mapping[str, Any]], Any], carry: Any, data: Guarded) -> Any:
-    """Every batch is guarded as the data are; uses are counted for each batch by itself."""
+def _fold_guarded(step: Callable[[Any, Mapping[str, Any]], Any], carry: Any, data: Guarded) -> Any:
+    """Fold over guarded data: every batch is guarded too, and uses are counted for each batch by itself."""
     before = data.uses.get(data.phase, 0)
     most = before
 
-    def watched(carry: Any, batch: Mapping[str, Any]) -> Any:
+    def counted_step(carry: Any, batch: Mapping[str, Any]) -> Any:
         nonlocal most
         data.uses[data.phase] = before
         carry = step(carry, data.batch(batch))
         most = max(most, data.uses[data.phase])
         return carry
 
-    with metered(None):  # noted already
-        carry = scan(watched, carry, data.data)
+    carry = _fold(counted_step, carry, data.data)
     data.uses[data.phase] = most
     return carry
 
 
-def _real(batch: Mapping[str, Tensor]) -> Tensor:
-    """Whether a step is more than padding: it has a row, or is a Poisson sample (of which some are empty)."""
-    return batch["expected"] > 0 if "expected" in batch else batch["mask"].any()
-
-
 def repeat(batch: Mapping[str, Any], steps: int) -> Any:
-    """One batch as data for ``steps`` steps (no copy)."""
+    """Return one batch as data for ``steps`` steps (no copy)."""
     if isinstance(batch, Guarded):
         return batch.repeated(repeat(batch.data, steps), steps)
     keys = batch["key"] + torch.arange(steps)
@@ -120,26 +93,75 @@ def descend(
 ) -> Any:
     """Minimise ``risk + penalty`` by ``opt``, one step per batch, from ``params``; returns new parameters.
 
-    ``risk`` is ``task.risk``, or any function of (params, batch); ``params`` may then be any tree. ``rates`` multiplies the step
-    size of single parameters; with rate 0 a parameter (or buffer) is frozen: no gradient, no decay, no momentum.
-    With a private ``opt`` buffers do not move at all.
+    ``risk`` is ``task.risk`` (or a function that only hands it on), or any function of (params, batch); ``params`` may then be
+    any tree. ``rates`` multiplies the step size of single parameters; with rate 0 a parameter (or buffer) is frozen: no
+    gradient, no decay, no momentum. With a private ``opt`` buffers do not move at all.
+
+    What it returns can be differentiated, in ``params``, the penalty, the rows and whatever ``risk`` is a function of, wherever
+    somebody does (``torch.func.grad`` around it, or tensors on the tape); the steps are then slower, and all of them are kept.
     """
-    task = _own_risk(risk)
     data, (use,) = _unlocked(data, [opt])
-    rates, penalty = rates or {}, penalty or Penalty()
-    _note("descend", params, rates)
-    if isinstance(data, Batches):
-        return _walk(risk, task, params, data, opt, penalty, rates, use)
-    if task is not None:
-        return descend_stacked(task, params, data, opt, penalty, rates, use)
-    return _traced(risk, params, data, opt, penalty, rates, use)
+    rates, penalty, meter = rates or {}, penalty or Penalty(), running()
+    asked = task_of(risk, params, lambda: _first(data))
+    followed = asked.followed or is_followed(params, *penalty.tensors(), _rows(data))
+    if asked.task is not None and not followed and not isinstance(data, Batches):
+        end = descend_stacked(asked.task, params, data, opt, penalty, rates, use)
+    else:
+        view = _view(data, followed, [opt])
+        traced = isinstance(view, Followed)
+        source = Source(risk, None if followed else asked.task, params, rates, traced=traced)
+        channels_last = asked.task is not None and asked.task.channels_last
+        point = Point(params, _start(params, source.paces, view, channels_last))
+        (end,) = _end([Descent(source, point, opt, penalty, use)], view)
+    if meter is not None:
+        meter.descents.add(params, end, rates)
+        meter.detours |= asked.detour
+    return end
 
 
-def _unlocked(data: Any, opts: Sequence[Optimizer]) -> tuple[Any, list[int]]:
-    """(the data, for each optimiser that walks through them: how often they were used before); guarded data by private ones."""
+def _rows(data: Any) -> Any:
+    """Return a client's rows, as they are given."""
+    return data.rows if isinstance(data, Batches) else data["x"]
+
+
+def _view(data: Any, followed: bool, opts: Sequence[Optimizer]) -> Walked:
+    """Return how the steps see the data; ``followed``: so that they can be differentiated through."""
+    if followed and any(opt.privacy is not None for opt in opts):
+        raise InvalidArgument("a private descent cannot be differentiated through; leave privacy out, or detach its parameters")
+    if not isinstance(data, Batches):
+        return Padded(data)
+    return Followed(data) if followed or inside_transform() else Walked(data)
+
+
+def _first(data: Any) -> Mapping[str, Tensor] | None:
+    """Return the first batch, or None if there is none."""
+    steps = data.batches() if isinstance(data, Batches) else (batch for _, batch in Padded(data).steps())
+    return next(iter(steps), None)
+
+
+def _start(params: Any, paces: Sequence[float], view: Walked, channels_last: bool) -> list[Tensor]:
+    """Return the leaves that a descent begins with: copies of those that will move in place."""
+    leaves = tree.leaves(params)
+    if isinstance(view, Followed):
+        return leaves
+    return [copied(leaf, channels_last) if pace else leaf.detach() for leaf, pace in zip(leaves, paces, strict=True)]
+
+
+def _end(descents: Sequence[Descent], view: Walked) -> list[Any]:
+    """Return the parameters of each descent after all have taken turns on all batches."""
+    if isinstance(view, Followed):
+        take_steps(descents, view)
+        return [descent.point.tree for descent in descents]
+    with torch.no_grad():
+        take_steps(descents, view)
+    return [tree.map(lambda leaf: leaf.contiguous(), descent.point.tree) for descent in descents]
+
+
+def _unlocked(data: Any, opts: Sequence[Optimizer]) -> tuple[Any, list[Use]]:
+    """Return the data, and for each optimizer which use of them it is; only private ones may open guarded data."""
     if not isinstance(data, Guarded):
-        return data, [0] * len(opts)
-    if not all(isinstance(opt, Private) for opt in opts):
+        return data, [NO_USE] * len(opts)
+    if any(opt.privacy is None for opt in opts):
         raise InvalidArgument(
             f"{data.guard.who} descends on a client's rows without its private optimiser, so it cannot be private; "
             "use another method, or leave privacy out"
@@ -159,32 +181,52 @@ class Turn:
 
 
 def alternate(turns: Sequence[Turn], params: Mapping[str, Any], data: Any, channels_last: bool = False) -> dict[str, Any]:
-    """On every batch one step of each turn, in order, each from where the one before it left the parameters.
+    """Take one step of each turn on every batch, in order, each from where the one before it left the parameters.
 
     Branches without a turn stay as they are; each turn has an optimiser's memory of its own. With private optimisers every turn
     is a use of the batches, with noise of its own.
     """
-    moving = {turn.branch: params[turn.branch] for turn in turns}
-    _note("descend", moving, {f"{turn.branch}/{name}": rate for turn in turns for name, rate in turn.rates.items()})
     if not turns:
         return dict(params)
     data, uses = _unlocked(data, [turn.opt for turn in turns])
-    if isinstance(data, Batches):
-        return _walk_turns(turns, params, data, channels_last, uses)
-    return _trace_turns(turns, params, data, uses)
+    points: dict[str, Point] = {}
+    descents = []
+    view = _view(data, is_followed(params, _rows(data)), [turn.opt for turn in turns])
+    for turn, use in zip(turns, uses, strict=True):
+        branch_params = params[turn.branch]
+        source = Source(_on_branch(turn, params, points), None, branch_params, turn.rates, traced=isinstance(view, Followed))
+        if turn.branch not in points:
+            points[turn.branch] = Point(branch_params, _start(branch_params, [1.0] * len(source.paces), view, channels_last))
+        descents.append(Descent(source, points[turn.branch], turn.opt, Penalty(), use))
+    ends = _end(descents, view)
+    new = {**params, **{turn.branch: end for turn, end in zip(turns, ends, strict=True)}}
+    if (meter := running()) is not None:
+        moving = {branch: params[branch] for branch in points}
+        rates = {f"{turn.branch}/{name}": rate for turn in turns for name, rate in turn.rates.items()}
+        meter.descents.add(moving, {branch: new[branch] for branch in points}, rates)
+    return new
+
+
+def _on_branch(turn: Turn, params: Mapping[str, Any], points: Mapping[str, Point]) -> Risk:
+    """Return the turn's risk as a function of its branch, with the other branches as they are now."""
+
+    def risk(own: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        return turn.risk({**params, **{branch: point.tree for branch, point in points.items()}, turn.branch: own}, batch)
+
+    return risk
 
 
 def gradient_on(risk: Risk, params: Any, batch: Mapping[str, Any]) -> Any:
-    """The risk's gradient on one batch; a buffer's is (old - new), see ``Task.risk``."""
-    task = _own_risk(risk)
-    if task is not None and task.gradient is not None:
+    """Return the risk's gradient on one batch; a buffer's is (old - new), see ``Task.risk``."""
+    task = task_of(risk, params, lambda: batch).task
+    if task is not None and task.gradient is not None and not is_followed(params, batch["x"]):
         closed = task.gradient(params, batch)
         return {name: closed[name] for name in params}
     return func_grad(risk)(params, batch)
 
 
 def count_steps(data: Any) -> Any:
-    """How many real steps a client has: a number, or a tensor under vmap."""
+    """Return how many real steps a client has: a number, or a tensor under vmap."""
     if isinstance(data, Guarded):
         data = data.data  # the number of steps is no secret
     if isinstance(data, Batches):
@@ -192,190 +234,26 @@ def count_steps(data: Any) -> Any:
     return (data["expected"] > 0 if "expected" in data else data["mask"].any(-1)).sum()
 
 
+def rows_of(risk: Risk, params: Any, batch: Mapping[str, Any]) -> Tensor:
+    """Return the number of real rows of a batch (or real positions, where ``risk`` is a mean over them)."""
+    task = task_of(risk, params, lambda: batch).task
+    counted = batch.get("mask") if task is None else task.weigh(batch)
+    return torch.tensor(float(len(batch["y"]))).double() if counted is None else counted.sum().double()
+
+
 def gradient(risk: Risk, params: Any, data: Any, by_rows: bool = False) -> Any:
-    """Mean over the batches of the risk's gradient at ``params`` (buffers: zero).
+    """Return the mean over the batches of the risk's gradient at ``params`` (buffers: zero).
 
     ``by_rows`` weighs batches by their rows (or real positions): over an epoch, the gradient on all rows.
     """
-    task = _own_risk(risk)
 
     def step(carry: Any, batch: Mapping[str, Any]) -> Any:
-        counted = batch.get("mask") if task is None else task.weigh(batch)
-        rows = torch.tensor(float(len(batch["y"]))) if counted is None else counted.sum()
-        weight = rows.double() if by_rows else torch.ones((), dtype=torch.float64)
-        found = tree.map(lambda leaf: leaf * weight.to(leaf), gradient_on(risk, params, batch))
-        return {"sum": tree.add(carry["sum"], found), "weight": carry["weight"] + weight}
+        weight = rows_of(risk, params, batch) if by_rows else torch.ones((), dtype=torch.float64)
+        weighted = tree.map(lambda leaf: leaf * weight.to(leaf), gradient_on(risk, params, batch))
+        return {"sum": tree.add(carry["sum"], weighted), "weight": carry["weight"] + weight}
 
-    _note("gradient", params, {})
-    with metered(None):  # its scan moves nothing
-        total = scan(step, {"sum": tree.zeros(params), "weight": torch.zeros((), dtype=torch.float64)}, data)
+    if (meter := running()) is not None:
+        meter.differentiates(params)
+    total = _fold(step, {"sum": tree.zeros(params), "weight": torch.zeros((), dtype=torch.float64)}, data)
     mean = tree.map(lambda leaf: leaf / total["weight"].to(leaf), total["sum"])
     return tree.refill(params, (torch.zeros_like(g) if tree.is_buffer(path) else g for path, g in tree.items(mean)))
-
-
-def _own_risk(risk: Risk) -> Task | None:
-    """The task, when ``risk`` is its own: then nothing but the arguments enters the gradient."""
-    owner = getattr(risk, "__self__", None)
-    return owner if isinstance(owner, Task) and getattr(risk, "__func__", None) is Task.risk else None
-
-
-def _kinds(params: Any, rates: Mapping[str, float]) -> tuple[list[bool], list[float]]:
-    """For each leaf: is it a buffer, and its rate."""
-    paths = [path for path, _ in tree.items(params)]
-    return [tree.is_buffer(path) for path in paths], [rates.get(path, 1.0) for path in paths]
-
-
-def _walk(
-    risk: Risk,
-    task: Task | None,
-    params: Any,
-    data: Batches,
-    opt: Optimizer,
-    penalty: Penalty,
-    rates: Mapping[str, float],
-    use: int,
-) -> Any:
-    """One client, real batches: automatic or closed-form gradient, steps in place on private copies."""
-    wide = task is not None and task.channels_last
-    buffers, pace = _kinds(params, rates)
-    secret = isinstance(opt, Private)
-    own = [_private(leaf, wide) if rate else leaf.detach() for leaf, rate in zip(tree.leaves(params), pace, strict=True)]
-    model = tree.refill(params, iter(own))
-    state = opt.init(own)
-    center, slope = aligned(penalty.center, params), aligned(penalty.slope, params)
-    closed_form = task.gradient if task is not None else None
-    moving = [leaf for leaf, rate in zip(own, pace, strict=True) if rate]
-    if closed_form is None and not secret:
-        for leaf in moving:
-            leaf.requires_grad_()
-    for k, batch in enumerate(data.batches() if moving else ()):
-        grads: list[Tensor | None]
-        if isinstance(opt, Private):
-            grads = private_gradient(opt, risk, task, model, batch, _moves(buffers, pace), use)
-        elif closed_form is None:
-            with torch.enable_grad():
-                risk(model, batch).backward(inputs=moving)
-            grads = [leaf.grad for leaf in own]  # None where frozen or not used
-            for leaf in moving:
-                leaf.grad = None
-        else:
-            closed = closed_form(model, batch)
-            grads = [closed[name] if rate else None for name, rate in zip(model, pace, strict=True)]
-        with torch.no_grad():
-            grads = add_gradient(grads, own, buffers, pace, penalty.pull, center, slope)
-            opt.step_(own, grads, state, k, buffers, pace, stacked=False)
-        del grads  # freed before the next backward pass, which reuses the memory
-    return tree.map(lambda leaf: leaf.detach().contiguous(), model)
-
-
-def _moves(buffers: Sequence[bool], pace: Sequence[float]) -> list[bool]:
-    """Which leaves have a gradient that is privatised: the parameters that are not frozen."""
-    return [bool(rate) and not is_buffer for is_buffer, rate in zip(buffers, pace, strict=True)]
-
-
-def _private(leaf: Tensor, channels_last: bool) -> Tensor:
-    wide = channels_last and leaf.dim() == 4
-    return leaf.detach().clone(memory_format=torch.channels_last if wide else torch.contiguous_format)
-
-
-def _traced(
-    risk: Risk, params: Any, data: Mapping[str, Tensor], opt: Optimizer, penalty: Penalty, rates: Mapping[str, float], use: int
-) -> Any:
-    """Any risk under vmap: differentiate what was traced, keep the carry on padded steps."""
-    kinds = _kinds(params, rates)
-    center, slope = aligned(penalty.center, params), aligned(penalty.slope, params)
-    state: Any = None
-    for k, batch in enumerate(_padded(data)):
-        old = tree.leaves(params)
-        found = _traced_gradient(risk, params, batch, opt, kinds, use)
-        grads = add_gradient(found, old, *kinds, penalty.pull, center, slope)
-        params, state = _traced_step(params, found, grads, opt, state, k, kinds, _real(batch))
-    return params
-
-
-def _traced_gradient(
-    risk: Risk, params: Any, batch: Mapping[str, Tensor], opt: Optimizer, kinds: tuple[list[bool], list[float]], use: int
-) -> list[Tensor]:
-    """Leaf by leaf; of a private ``opt`` the privatised one, zero where a leaf stays."""
-    if not isinstance(opt, Private):
-        return tree.leaves(func_grad(risk)(params, batch))
-    private = private_gradient(opt, risk, None, params, batch, _moves(*kinds), use)
-    return [torch.zeros_like(p) if g is None else g for g, p in zip(private, tree.leaves(params), strict=True)]
-
-
-def _padded(data: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    names = [name for name in LEAVES if name in data]
-    for k in range(data["mask"].shape[0]):
-        yield {name: data[name][k] for name in names}
-
-
-def _traced_step(
-    params: Any,
-    found: Sequence[Tensor],
-    grads: Sequence[Tensor | None],
-    opt: Optimizer,
-    state: Any,
-    k: int,
-    kinds: tuple[list[bool], list[float]],
-    real: Tensor,
-) -> tuple[Any, Any]:
-    """(parameters, state) after a step, as they were where it is not ``real``."""
-    old = tree.leaves(params)
-    new = [torch.zeros_like(g) + p for g, p in zip(found, old, strict=True)]  # as widely batched as the gradient
-    if state is None:
-        state = opt.init(new)
-    before = [[m.clone() for m in memory] for memory in state]
-    opt.step_(new, grads, state, k, *kinds, stacked=False)
-    params = tree.refill(params, (torch.where(real, n, o) for n, o in zip(new, old, strict=True)))
-    return params, [[torch.where(real, m, b) for m, b in zip(ms, bs, strict=True)] for ms, bs in zip(state, before, strict=True)]
-
-
-def _walk_turns(
-    turns: Sequence[Turn], params: Mapping[str, Any], data: Batches, channels_last: bool, uses: Sequence[int]
-) -> dict[str, Any]:
-    """One client, real batches: steps in place on private copies of the branches that move."""
-    own = dict(params)
-    for turn in turns:
-        own[turn.branch] = tree.map(lambda leaf: _private(leaf, channels_last), params[turn.branch])
-    kinds = [_kinds(own[turn.branch], turn.rates) for turn in turns]
-    states = [turn.opt.init(tree.leaves(own[turn.branch])) for turn in turns]
-    for k, batch in enumerate(data.batches()):
-        for turn, (buffers, pace), state, use in zip(turns, kinds, states, uses, strict=True):
-            held = tree.leaves(own[turn.branch])
-            free = [leaf.detach().requires_grad_(bool(rate)) for leaf, rate in zip(held, pace, strict=True)]  # the same memory
-            moving = [leaf for leaf in free if leaf.requires_grad]
-            if not moving:
-                continue
-            grads: list[Tensor | None]
-            if isinstance(turn.opt, Private):
-                risk = _on_branch(turn, own)
-                grads = private_gradient(turn.opt, risk, None, own[turn.branch], batch, _moves(buffers, pace), use)
-            else:
-                with torch.enable_grad():
-                    value = turn.risk({**own, turn.branch: tree.refill(own[turn.branch], iter(free))}, batch)
-                    found = iter(torch.autograd.grad(value, moving, allow_unused=True))
-                grads = [next(found) if leaf.requires_grad else None for leaf in free]
-            with torch.no_grad():
-                turn.opt.step_(held, grads, state, k, buffers, pace, stacked=False)
-    return {name: tree.map(lambda leaf: leaf.contiguous(), branch) for name, branch in own.items()}
-
-
-def _on_branch(turn: Turn, params: Mapping[str, Any]) -> Risk:
-    """The turn's risk as a function of its branch, the others as they are in ``params`` now."""
-    others = dict(params)
-    return lambda mine, batch: turn.risk({**others, turn.branch: mine}, batch)
-
-
-def _trace_turns(
-    turns: Sequence[Turn], params: Mapping[str, Any], data: Mapping[str, Tensor], uses: Sequence[int]
-) -> dict[str, Any]:
-    """All clients of a chunk under vmap."""
-    out = dict(params)
-    kinds = [_kinds(out[turn.branch], turn.rates) for turn in turns]
-    states: list[Any] = [None] * len(turns)
-    for k, batch in enumerate(_padded(data)):
-        for i, (turn, use) in enumerate(zip(turns, uses, strict=True)):
-            mine = out[turn.branch]
-            found = _traced_gradient(_on_branch(turn, out), mine, batch, turn.opt, kinds[i], use)
-            out[turn.branch], states[i] = _traced_step(mine, found, found, turn.opt, states[i], k, kinds[i], _real(batch))
-    return out

@@ -10,12 +10,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from fedtailor.data.secret import Use
 from fedtailor.errors import InvalidArgument
+from fedtailor.local.gradients import Gradient, Source, plain
 from fedtailor.local.schedule import Rate
 
 State = list[list[Tensor]]
@@ -38,6 +40,24 @@ class Optimizer(ABC):
 
     def using(self, lr: Rate, radius: float | None) -> Self:
         return replace(self, lr=lr, radius=radius)
+
+    @property
+    def privacy(self) -> Any:
+        """The private optimiser that this one is (``local/private.py``); None where its gradients are plain."""
+        return None
+
+    @property
+    def plain(self) -> Optimizer:
+        """The optimiser without its privacy."""
+        return self
+
+    def around(self, opt: Optimizer) -> Optimizer:
+        """``opt``, private where this one is."""
+        return opt
+
+    def gradient(self, source: Source, use: Use) -> Gradient:
+        """What it steps along; ``use`` tells apart the descents that walk through the same batches."""
+        return plain(source)
 
     def init(self, params: Sequence[Tensor]) -> State:
         """One list of accumulators per parameter."""
@@ -79,10 +99,12 @@ class Optimizer(ABC):
 
 def _project_(params: Sequence[Tensor], radius: float, stacked: bool) -> None:
     axis = 1 if stacked else 0
-    squares = sum(p.square().flatten(axis).sum(-1) if p.dim() > axis else p.square() for p in params)
+    found = [p.clone() for p in params] if torch.is_grad_enabled() else params  # a derivative needs them as they were
+    squares = sum(p.square().flatten(axis).sum(-1) if p.dim() > axis else p.square() for p in found)
     shrink = (radius / torch.as_tensor(squares).sqrt().clamp(min=radius)).clamp(max=1.0)
-    for p in params:
-        p.mul_(shrink.view(-1, *[1] * (p.dim() - 1)) if stacked else shrink)
+    for p, before in zip(params, found, strict=True):
+        factor = shrink.view(-1, *[1] * (p.dim() - 1)) if stacked else shrink
+        p.mul_(factor) if before is p else p.copy_(before * factor)
 
 
 @dataclass(frozen=True)
@@ -127,5 +149,5 @@ class Adam(Optimizer):
         first.mul_(self.beta1).add_(grad, alpha=1 - self.beta1)
         second.mul_(self.beta2).add_(grad * grad, alpha=1 - self.beta2)
         size = lr / (1 - self.beta1 ** (step + 1))
-        root = (second / (1 - self.beta2 ** (step + 1))).sqrt_().add_(self.eps)
+        root = (second / (1 - self.beta2 ** (step + 1))).sqrt_() + self.eps  # its derivative needs the square root as it is
         param.sub_(first / root * size)

@@ -28,6 +28,10 @@ class Penalty:
         by_center = self if self.center is not None else other
         return Penalty(by_center.pull, by_center.center, self.slope if self.slope is not None else other.slope)
 
+    def tensors(self) -> list[Any]:
+        """Return the trees of tensors that the penalty is made of."""
+        return [part for part in (self.pull, self.center, self.slope) if not isinstance(part, int | float | None)]
+
     def value(self, params: Any) -> Tensor:
         terms = [torch.zeros(())]
         for i, (path, leaf) in enumerate(tree.items(params)):
@@ -41,17 +45,17 @@ class Penalty:
 
 
 def prox(center: Any, weight: float | Tensor) -> Penalty:
-    """weight/2 ||p - center||^2, gradient weight (p - center)."""
+    """Return the penalty weight/2 ||p - center||^2, with gradient weight (p - center)."""
     return Penalty(pull=weight, center=center)
 
 
 def linear(slope: Any) -> Penalty:
-    """<slope, p>, gradient slope."""
+    """Return the penalty <slope, p>, with gradient slope."""
     return Penalty(slope=slope)
 
 
 def aligned(branch: Any, params: Any) -> list[Tensor | None] | None:
-    """The leaves of a centre or slope in the order of ``params``; a flat one may leave names out (no pull there)."""
+    """Return the leaves of a center or slope in the order of ``params``; a flat one may omit names (no pull there)."""
     if branch is None:
         return None
     if all(isinstance(leaf, Tensor) for leaf in params.values()):
@@ -68,7 +72,7 @@ def add_gradient(
     center: Sequence[Tensor | None] | None,
     slope: Sequence[Tensor | None] | None,
 ) -> list[Tensor | None]:
-    """The penalty's gradient added to the risk's (new tensors: the risk's gradients are not touched).
+    """Return the sum of the penalty's gradient and the risk's (new tensors: the risk's gradients are not changed).
 
     A gradient of None is zero: the parameter is frozen, or the risk does not depend on it.
     """
@@ -76,9 +80,9 @@ def add_gradient(
     for i, (param, is_buffer, rate) in enumerate(zip(params, buffers, rates, strict=True)):
         if is_buffer or not rate:
             continue
-        middle = center[i] if center is not None else None
-        if middle is not None:
-            out[i] = _sum(out[i], _scaled(param - middle, pull))
+        leaf_center = center[i] if center is not None else None
+        if leaf_center is not None:
+            out[i] = _sum(out[i], _scaled(param - leaf_center, pull))
         if slope is not None:
             out[i] = _sum(out[i], slope[i])
     return out
@@ -88,8 +92,8 @@ def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a + b
 
 
-def _scaled(apart: Tensor, pull: float | Tensor) -> Tensor:
-    """pull * apart, where ``pull`` may hold one number per client (the first axis)."""
+def _scaled(difference: Tensor, pull: float | Tensor) -> Tensor:
+    """Return pull * difference, where ``pull`` may hold one number per client (the first axis)."""
     if isinstance(pull, Tensor) and pull.dim():
-        return pull.view(-1, *[1] * (apart.dim() - 1)) * apart
-    return apart * pull
+        return pull.view(-1, *[1] * (difference.dim() - 1)) * difference
+    return difference * pull

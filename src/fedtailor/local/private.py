@@ -1,8 +1,8 @@
 """DP-SGD as an optimiser: every row's gradient clipped, Gaussian noise added to their sum (Abadi et al. 2016, Algorithm 1).
 
 A method does not know that it is private. Penalties, weight decay and projections are free of data and come after the noise.
-The noise is a function of (seed, client, round, phase, step, which descent on these batches), the same on both engines: whoever
-knows the seed knows the noise, so keep the seed secret where the models leave the house. It is drawn in floating point.
+The noise comes from a secret of the run (``data/secret.py``), bound to the method, its settings, the client, the round, the
+phase, the step and which descent on these batches it is; the same on both engines. It is drawn in floating point.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from torch.func import grad as func_grad
 from torch.func import vmap
 
 from fedtailor import tree
+from fedtailor.data.secret import Secret, Use
 from fedtailor.errors import InvalidArgument
+from fedtailor.local.gradients import Gradient, Source
 from fedtailor.local.optim import SGD, Optimizer, State
 from fedtailor.local.schedule import Rate
 from fedtailor.task import Task
@@ -36,6 +38,9 @@ class Private(Optimizer):
     the sum is divided by the expected batch) or ``shuffle`` (epochs of permuted rows, no amplification). ``target_epsilon``
     stands in the place of ``noise``, which is found before the run so that no client spends more. ``delta`` is
     min(1e-5, 1/(10 rows)) of each client if not given. ``accountant`` is ``prv`` (privacy loss distribution, tight) or ``rdp``.
+
+    ``seed`` makes the noise repeatable, for tests and papers: whoever knows it can take the noise off again, so such a run is
+    marked as not private. ``force`` allows what protects nobody: no noise, or a delta of one in the number of rows and more.
     """
 
     opt: Optimizer = field(default_factory=SGD)
@@ -45,9 +50,11 @@ class Private(Optimizer):
     delta: float | None = None
     sampling: str = "poisson"
     accountant: str = "prv"
+    seed: int | None = None
+    force: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.opt, Optimizer) or isinstance(self.opt, Private):
+        if not isinstance(self.opt, Optimizer) or self.opt.privacy is not None:
             raise InvalidArgument(f"Private: opt must be an optimizer such as ft.SGD(momentum=0.9), not {self.opt!r}")
         if self.opt.lr != type(self.opt)().lr or self.opt.radius is not None:
             raise InvalidArgument("Private: give lr and radius to the method, for instance ft.FedAvg(lr=0.5), not to opt")
@@ -67,6 +74,10 @@ class Private(Optimizer):
                 raise InvalidArgument(f"Private: {name} must be a number {bounds}, not {value!r}")
         if self.noise is not None and self.target_epsilon is not None:
             raise InvalidArgument("Private: give noise or target_epsilon, not both")
+        if self.noise == 0 and not self.force:
+            raise InvalidArgument("Private: noise=0 protects nobody; give noise above 0, or force=True to try it all the same")
+        if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0):
+            raise InvalidArgument(f"Private: seed must be a whole number of at least 0, not {self.seed!r}")
         if math.isinf(self.clip) and self.noise != 0:
             raise InvalidArgument("Private: without clipping (clip=inf) no noise suffices; give a finite clip, or noise=0")
         for name, known in (("sampling", ("poisson", "shuffle")), ("accountant", ("prv", "rdp"))):
@@ -88,8 +99,28 @@ class Private(Optimizer):
     def using(self, lr: Rate, radius: float | None) -> Self:
         return replace(self, lr=lr, radius=radius)
 
+    @property
+    def privacy(self) -> Private:
+        return self
+
+    @property
+    def plain(self) -> Optimizer:
+        return self.opt
+
     def around(self, opt: Optimizer) -> Self:
         return replace(self, lr=opt.lr, opt=replace(opt, lr=SGD().lr), radius=opt.radius)
+
+    def secret(self) -> Secret:
+        """Return where noise comes from: what the seed stands for, or a secret drawn on the spot."""
+        return Secret.fresh() if self.seed is None else Secret.from_seed(self.seed)
+
+    def gradient(self, source: Source, use: Use) -> Gradient:
+        """Clipped and noisy, of the parameters that move; buffers stay."""
+        use = use if use.secret is not None else Use(use.number, self.secret())
+        moving = [bool(pace) and not is_buffer for is_buffer, pace in zip(source.buffers, source.paces, strict=True)]
+        return lambda leaves, batch: private_gradient(
+            self, source.risk, source.task, source.params(leaves), batch, moving, use, source.stacked
+        )
 
     def init(self, params: Sequence[Tensor]) -> State:
         return self.opt.init(params)
@@ -108,12 +139,13 @@ def private_gradient(
     params: Any,
     batch: Mapping[str, Tensor],
     moving: Sequence[bool],
-    use: int,
+    use: Use,
     stacked: bool = False,
 ) -> list[Tensor | None]:
     """The privatised gradient of ``risk`` on a batch, leaf by leaf; None where ``moving`` says that a leaf stays.
 
-    ``use`` tells apart the descents that walk through the same batches. With ``stacked`` every tensor has a first client axis.
+    ``use`` says where the noise comes from, and tells apart the descents that walk through the same batches.
+    With ``stacked`` every tensor has a first client axis.
     """
     sums = _clipped_sums(opt.clip, risk, task, params, batch, moving, stacked)
     if opt.multiplier:
@@ -151,7 +183,7 @@ def _clipped_sums(
     inside = {name: batch[name] for name in ("x", "y", "mask", "key") if name in batch}
     if stacked:
         clients = len(batch["y"])
-        sums = vmap(lambda p, b: _by_row(clip, risk, p, b, moving, AT_ONCE // clients), randomness="different")(params, inside)
+        sums = vmap(lambda p, b: _by_row(clip, risk, p, b, moving, AT_ONCE // clients), randomness="error")(params, inside)
     else:
         sums = _by_row(clip, risk, params, inside, moving, AT_ONCE)
     queue = iter(sums)
@@ -193,7 +225,7 @@ class _Normals(torch.autograd.Function):
     generate_vmap_rule = False
 
     @staticmethod
-    def forward(key: Tensor, use: int, like: list[Tensor], stacked: bool) -> tuple[Tensor, ...]:
+    def forward(key: Tensor, use: Use, like: list[Tensor], stacked: bool) -> tuple[Tensor, ...]:
         shapes = [leaf.shape[int(stacked) :] for leaf in like]
         return _draw(key if stacked else key.unsqueeze(0), use, shapes, [leaf.dtype for leaf in like], stacked)
 
@@ -202,7 +234,7 @@ class _Normals(torch.autograd.Function):
         ctx.mark_non_differentiable(*output)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, key: Tensor, use: int, like: list[Tensor], stacked: bool) -> Any:
+    def vmap(info: Any, in_dims: Any, key: Tensor, use: Use, like: list[Tensor], stacked: bool) -> Any:
         keys = key.expand(info.batch_size) if in_dims[0] is None else key
         shapes = [leaf.shape if d is None else leaf.movedim(d, 0).shape[1:] for leaf, d in zip(like, in_dims[2], strict=True)]
         drawn = _draw(keys, use, shapes, [leaf.dtype for leaf in like], True)
@@ -210,16 +242,16 @@ class _Normals(torch.autograd.Function):
 
 
 def _draw(
-    keys: Tensor, use: int, shapes: Sequence[torch.Size], dtypes: Sequence[torch.dtype], stacked: bool
+    keys: Tensor, use: Use, shapes: Sequence[torch.Size], dtypes: Sequence[torch.dtype], stacked: bool
 ) -> tuple[Tensor, ...]:
-    """For every key a generator of its own (Philox, a counter-based one)."""
+    """Return standard normal numbers from a generator of its own for every key."""
+    assert use.secret is not None
     sizes = [shape.numel() for shape in shapes]
     kind = np.float64 if torch.float64 in dtypes else np.float32
-    words = keys.detach().cpu().numpy().astype(np.uint64)
+    words = keys.detach().cpu().tolist()
     flat = np.empty((len(words), sum(sizes)), kind)
     for row, word in zip(flat, words, strict=True):
-        bits = np.random.Philox(key=np.array([word, use], np.uint64))
-        np.random.Generator(bits).standard_normal(out=row, dtype=kind)
+        use.secret.generator(word, use.number).standard_normal(out=row, dtype=kind)
     parts = torch.from_numpy(flat).split(sizes, 1)
     wide = [p.reshape(len(words), *shape).to(dtype) for p, shape, dtype in zip(parts, shapes, dtypes, strict=True)]
     return tuple(wide if stacked else [p.squeeze(0) for p in wide])

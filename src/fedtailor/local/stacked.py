@@ -1,53 +1,35 @@
-"""A descent of all clients of a chunk at once: leaves [clients, ...], data [steps, clients, batch, ...].
-
-``_Descend`` is one operation to ``vmap``: its rule is given the stacked tensors and runs the steps on them in place, with the
-task's closed-form gradient or one backward pass through a vmapped forward.
+"""A descent on a task's own risk as one operation to ``vmap``: its rule is given the tensors of all clients of a chunk, stacked,
+and takes the steps on them in place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from fedtailor import tree
+from fedtailor.data.secret import NO_USE, Use
+from fedtailor.local.descent import LEAVES, Descent, Point, Stacked, copied, take_steps
+from fedtailor.local.gradients import Source
 from fedtailor.local.optim import Optimizer
-from fedtailor.local.penalty import Penalty, add_gradient, aligned
-from fedtailor.local.private import Private, private_gradient
+from fedtailor.local.penalty import Penalty
 from fedtailor.task import Task
-
-Branch = list[Tensor | None] | None
 
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """Everything about a descent that is not a tensor; the tensors follow in the order of ``split``."""
+    """Everything about a descent that is not a tensor; the tensors are the leaves of ``like``, in its order."""
 
     task: Task
     opt: Optimizer
-    names: tuple[str, ...]
-    rates: tuple[float, ...]
-    batch: tuple[str, ...]
-    pull: float | None  # None: a tensor, one number per client
-    center: tuple[bool, ...] | None  # which parameters have one
-    slope: tuple[bool, ...] | None
-    use: int  # of how many descents on these batches, where they are private
-
-    def split(self, tensors: list[Tensor]) -> tuple[list[Tensor], dict[str, Tensor], Any, Branch, Branch]:
-        queue = iter(tensors)
-        params = list(islice(queue, len(self.names)))
-        data = {name: next(queue) for name in self.batch}
-        pull = self.pull if self.pull is not None else next(queue)
-        return params, data, pull, _refill(self.center, queue), _refill(self.slope, queue)
-
-
-def _refill(present: tuple[bool, ...] | None, queue: Iterator[Tensor]) -> Branch:
-    return None if present is None else [next(queue) if there else None for there in present]
+    rates: Mapping[str, float]
+    use: Use
+    pull: float  # 0 where every client has its own, among the tensors
+    like: Mapping[str, Any]
 
 
 def descend_stacked(
@@ -57,27 +39,18 @@ def descend_stacked(
     opt: Optimizer,
     penalty: Penalty,
     rates: Mapping[str, float],
-    use: int = 0,
+    use: Use = NO_USE,
 ) -> Any:
-    """``descend`` on a task's own risk, for data given as tensors."""
-    names = tuple(params)
-    center, slope = aligned(penalty.center, params), aligned(penalty.slope, params)
-    call = _Call(
-        task,
-        opt,
-        names,
-        tuple(rates.get(name, 1.0) for name in names),
-        tuple(name for name in ("x", "y", "mask", "key", "expected") if name in data),
-        None if isinstance(penalty.pull, Tensor) else float(penalty.pull),
-        None if center is None else tuple(c is not None for c in center),
-        None if slope is None else tuple(s is not None for s in slope),
-        use,
-    )
-    tensors = [*params.values(), *(data[name] for name in call.batch)]
-    if isinstance(penalty.pull, Tensor):
-        tensors.append(penalty.pull)
-    tensors += [t for branch in (center, slope) if branch is not None for t in branch if t is not None]
-    return dict(zip(names, _Descend.apply(call, *tensors), strict=True))
+    """Run ``descend`` on a task's own risk, for data in tensors."""
+    tensors: dict[str, Any] = {"params": params, "data": {name: data[name] for name in LEAVES if name in data}}
+    for name, branch in (("center", penalty.center), ("slope", penalty.slope)):
+        if branch is not None:
+            tensors[name] = {key: branch[key] for key in params if branch.get(key) is not None}
+    pull = penalty.pull
+    if isinstance(pull, Tensor):
+        tensors["pull"], pull = pull, 0.0
+    call = _Call(task, opt, rates, use, float(pull), tensors)
+    return dict(zip(params, _Descend.apply(call, *tree.leaves(tensors)), strict=True))
 
 
 class _Descend(torch.autograd.Function):
@@ -104,68 +77,11 @@ class _Descend(torch.autograd.Function):
 
 
 def _run(call: _Call, tensors: list[Tensor]) -> list[Tensor]:
-    """The steps. Each takes the clients that still have work: a prefix where they come with most work first, as the engine
-    sorts them, and then the arithmetic is on views."""
-    params, data, pull, center, slope = call.split(tensors)
-    data = {name: value.movedim(0, 1) for name, value in data.items()}  # [steps, clients, ...]
-    own = [p.detach().clone(memory_format=torch.contiguous_format) if r else p for p, r in zip(params, call.rates, strict=True)]
-    state = call.opt.init(own)
-    buffers = [tree.is_buffer(name) for name in call.names]
-    for k, (who, batch) in enumerate(_steps(data)):
-        everyone = isinstance(who, slice) and who.stop == len(own[0])
-        views = own if everyone else [p[who] for p in own]
-        memory = state if everyone else [[m[who] for m in ms] for ms in state]
-        cut = [b if b is None or everyone else [None if t is None else t[who] for t in b] for b in (center, slope)]
-        tug = pull[who] if isinstance(pull, Tensor) and pull.dim() else pull
-        grads = add_gradient(_gradient(call, views, batch), views, buffers, call.rates, tug, cut[0], cut[1])
-        call.opt.step_(views, grads, memory, k, buffers, call.rates, stacked=True)
-        if not isinstance(who, slice):  # copies, not views
-            for place, new in zip(own, views, strict=True):
-                place[who] = new
-            for places, news in zip(state, memory, strict=True):
-                for place, new in zip(places, news, strict=True):
-                    place[who] = new
-    return own
-
-
-def _steps(data: dict[str, Tensor]) -> Iterator[tuple[Any, dict[str, Tensor]]]:
-    """(which clients, their batch) of every step in which somebody has a row; the mask is left out where all rows are real.
-
-    With Poisson samples a step may be real and have no row.
-    """
-    real = data["mask"] > 0  # [steps, clients, batch]
-    counts = real.sum(-1)
-    busy = data["expected"] > 0 if "expected" in data else counts > 0
-    last = (real * torch.arange(1, real.shape[-1] + 1)).amax(-1) if real.shape[-1] else counts  # one past the last real row
-    prefix = bool((busy[:, 1:] <= busy[:, :-1]).all())
-    active, width = busy.sum(1).tolist(), last.amax(1).tolist() if len(last) else []
-    least = counts.masked_fill(~busy, real.shape[-1]).amin(1).tolist() if len(counts) else []
-    for k, (size, rows) in enumerate(zip(active, width, strict=True)):
-        if not size:
-            continue
-        who: Any = slice(0, size) if prefix else busy[k].nonzero()[:, 0]
-        batch = {name: value[k][who] for name, value in data.items()}
-        if rows < real.shape[-1]:
-            batch.update({name: batch[name][:, :rows] for name in ("x", "y", "mask")})
-        if least[k] == rows:
-            del batch["mask"]
-        yield who, batch
-
-
-def _gradient(call: _Call, params: list[Tensor], batch: dict[str, Tensor]) -> list[Tensor | None]:
-    """Per-client gradients. The gradient of the sum of the clients' risks, in stacked parameters, is all of them."""
-    if isinstance(call.opt, Private):
-        moves = [bool(rate) and not tree.is_buffer(name) for name, rate in zip(call.names, call.rates, strict=True)]
-        model = dict(zip(call.names, params, strict=True))
-        return private_gradient(call.opt, call.task.risk, call.task, model, batch, moves, call.use, stacked=True)
-    if call.task.gradient is not None:
-        closed = call.task.gradient(dict(zip(call.names, params, strict=True)), batch)
-        return [closed[name] if rate else None for name, rate in zip(call.names, call.rates, strict=True)]
-    leaves = [p.detach().requires_grad_(bool(rate)) for p, rate in zip(params, call.rates, strict=True)]
-    moving = [leaf for leaf in leaves if leaf.requires_grad]
-    if not moving:
-        return [None] * len(leaves)
-    with torch.enable_grad():
-        losses = vmap(call.task.risk, randomness="different")(dict(zip(call.names, leaves, strict=True)), batch)
-        found = iter(torch.autograd.grad(losses.sum(), moving, allow_unused=True))
-    return [next(found) if leaf.requires_grad else None for leaf in leaves]
+    """Take the steps and return the parameters after them."""
+    wide = tree.refill(call.like, iter(tensors))
+    own = {name: copied(leaf) if call.rates.get(name, 1.0) else leaf for name, leaf in wide["params"].items()}
+    penalty = Penalty(wide.get("pull", call.pull), wide.get("center"), wide.get("slope"))
+    source = Source(call.task.risk, call.task, own, call.rates, stacked=True)
+    point = Point(own, list(own.values()))
+    take_steps([Descent(source, point, call.opt, penalty, call.use)], Stacked(wide["data"]))
+    return point.leaves

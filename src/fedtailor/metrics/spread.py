@@ -9,18 +9,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.metrics.client import score_name
+from fedtailor.task.kinds import KINDS, kind_of
+from fedtailor.task.scores import Metric
 
 Columns = Mapping[str, NDArray[np.float64]]
 
 
-def summarize(kind: str, clients: Columns) -> dict[str, Any]:
+def summarize(kind: str, clients: Columns, score: Metric | None = None) -> dict[str, Any]:
     """Plain means over clients (and, as ``*_weighted``, by test rows); null where a measure does not apply.
 
     ``share_benefit``: share of clients whose personal model is strictly better than the shared one. ``worst_decile``: mean
-    over the worst tenth of the clients. The instance shares (both_correct, ...) are over all test rows.
+    over the worst tenth of the clients; both are of ``score`` (by default the kind's own), which not every client may have. The
+    instance shares (both_correct, ...) are over all test rows.
     """
-    name = score_name(kind)
+    score = score or kind_of(kind).score
+    name = kind_of(kind).score.name
     rows = clients["rows"]
     personal = clients[f"{name}_personal"]
     shared = clients.get(f"{name}_global")
@@ -29,30 +32,44 @@ def summarize(kind: str, clients: Columns) -> dict[str, Any]:
         f"{name}_global": _mean(shared),
         f"{name}_personal_weighted": float(np.average(personal, weights=rows)),
         f"{name}_global_weighted": None if shared is None else float(np.average(shared, weights=rows)),
-        "share_benefit": None if shared is None else float(np.mean(gain(kind, clients) > 0)),
-        "worst_decile": worst_decile(kind, personal),
-        "deviation": float(np.std(personal)),
+        "share_benefit": None if shared is None else share_better(score, clients),
+        "worst_decile": worst_decile(kind, clients[f"{score.name}_personal"], score),
+        "deviation": _deviation(clients[f"{score.name}_personal"]),
         "loss_personal": _mean(clients["loss_personal"]),
         "loss_global": _mean(clients.get("loss_global")),
-        "auc_personal": _mean(clients.get("auc_personal")),
-        "auc_global": _mean(clients.get("auc_global")),
     }
+    for other in dict.fromkeys(metric.name for every in KINDS.values() for metric in every.metrics[1:]):
+        out |= {key: _mean(clients.get(key)) for key in (f"{other}_personal", f"{other}_global")}
+    out |= {key: _mean(clients[key]) for key in clients if key.endswith(("_personal", "_global")) and key not in out}
     for share in ("both_correct", "global_only", "personal_only"):
         out[share] = float(np.average(clients[share], weights=rows)) if share in clients else None
     return out
 
 
-def gain(kind: str, clients: Columns) -> NDArray[np.float64]:
-    """How much better each client's personal model is than the shared one (positive is better)."""
-    name = score_name(kind)
-    apart = clients[f"{name}_personal"] - clients[f"{name}_global"]
-    return -apart if kind == "regression" else apart
+def on_validation(kind: str, clients: Columns, score: Metric) -> dict[str, Any]:
+    """What a summary says of validation rows: the kind's score, the one that was asked for, and the loss, which settles ties."""
+    found = summarize(kind, clients, score)
+    names = dict.fromkeys((kind_of(kind).score.name, score.name, "loss"))
+    return {f"val_{key}": found.get(key) for name in names for key in (f"{name}_personal", f"{name}_global")}
 
 
-def worst_decile(kind: str, personal: NDArray[np.float64]) -> float:
-    count = math.ceil(len(personal) / 10)
-    ranked = np.sort(personal)
-    return float(np.mean(ranked[-count:] if kind == "regression" else ranked[:count]))
+def share_better(score: Metric, clients: Columns) -> float | None:
+    """The share of clients, of those that have the score, whose personal model is strictly better than the shared one."""
+    gains = score.gain(clients[f"{score.name}_personal"], clients[f"{score.name}_global"])
+    known = gains[~np.isnan(gains)]
+    return float(np.mean(known > 0)) if len(known) else None
+
+
+def worst_decile(kind: str, personal: NDArray[np.float64], score: Metric | None = None) -> float | None:
+    """The mean over the worst tenth of the clients that have the score."""
+    ranked = np.sort(personal[~np.isnan(personal)])
+    count = math.ceil(len(ranked) / 10)
+    higher = (score or kind_of(kind).score).higher
+    return float(np.mean(ranked[:count] if higher else ranked[-count:])) if count else None
+
+
+def _deviation(values: NDArray[np.float64]) -> float | None:
+    return None if np.isnan(values).all() else float(np.nanstd(values))
 
 
 def _mean(values: NDArray[np.float64] | None) -> float | None:

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtailor import tree
+from fedtailor.algorithms.base import opened
 from fedtailor.data.federation import Federation
 from fedtailor.task import Task
 
 
 def fits(task: Task, truth: Mapping[str, Tensor]) -> bool:
-    """Is the truth a model of this task? (A missing bias is zero.)"""
+    """Say whether the truth is a model of this task. (A missing bias is zero.)"""
     start = tree.trainable(task.init())
     same = all(name in start and start[name].shape == leaf.shape for name, leaf in truth.items())
     return same and set(start) - set(truth) <= {"bias"}
@@ -28,11 +29,11 @@ def fits(task: Task, truth: Mapping[str, Tensor]) -> bool:
 def individual_excess_risk(task: Task, federation: Federation, losses: NDArray[np.float64]) -> NDArray[np.float64]:
     """IER of each client from its test loss; the test rows stand for fresh data."""
     assert federation.truth is not None
-    best = [float(task.risk(t, _rows(federation, i))) for i, t in enumerate(federation.truth)]  # type: ignore[arg-type]
+    best = [float(task.risk(t, _test_batch(federation, i))) for i, t in enumerate(federation.truth)]  # type: ignore[arg-type]
     return losses - np.array(best)
 
 
-def _rows(federation: Federation, client: int) -> Mapping[str, Tensor]:
+def _test_batch(federation: Federation, client: int) -> Mapping[str, Tensor]:
     x, y = federation.test.client(client)
     return {"x": x, "y": y}
 
@@ -43,7 +44,10 @@ def distances(truth: Sequence[Mapping[str, Tensor]], shared: Any, personal: Sequ
     Null where a state holds no model of the truth's shape.
     """
     center = tree.map(lambda *leaves: torch.stack(leaves).mean(0), *truth)
-    own = [_distance(p.get("model", shared.get("model")), t) for p, t in zip(personal, truth, strict=True)]
+    own = []
+    for person, true in zip(personal, truth, strict=True):
+        received, state = opened(shared, person)
+        own.append(_distance(state.get("model", received.get("model")), true))
     known = [d for d in own if d is not None]
     return {
         "distance_personal": float(np.mean(known)) if len(known) == len(own) else None,

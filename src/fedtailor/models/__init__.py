@@ -25,7 +25,7 @@ from fedtailor.models.vit import vit
 
 __all__ = ["LSTM", "SplitLinear", "build", "cnn", "effnet", "linear", "mlp", "names", "resnet", "vit"]
 
-NUMBERS = {  # what the numbers after a network's name are
+NUMBERS = {  # the meaning of the numbers after a network's name
     "mlp": "hidden widths, as 64,32",
     "split-linear": "how many features are shared",
     "lstm": "embedding and layers, as 8,256,256",
@@ -38,7 +38,7 @@ def names() -> tuple[str, ...]:
 
 
 def options_of(name: str) -> str:
-    """What may follow a network's name after a colon."""
+    """Return what may follow a network's name after a colon."""
     if takes_backbone(name):
         return options.spelled(_kind(name))
     if name in NUMBERS:
@@ -66,7 +66,7 @@ def build(
     per_position: bool = False,
     backbone: str | os.PathLike[str] | None = None,
 ) -> nn.Module:
-    """The network ``name`` for inputs of ``shape``, with options after a colon: ``mlp:64,32`` sets the hidden widths,
+    """Build the network ``name`` for inputs of ``shape``, with options after a colon: ``mlp:64,32`` sets the hidden widths,
     ``cnn2:16,32`` the channels, ``split-linear:4`` how many features are shared, ``lstm:8,256,256`` the embedding and the layers,
     ``resnet18:adapters,group`` what ``resnet`` takes. The seed fixes the start, or ``backbone`` does: a file of weights.
 
@@ -81,8 +81,8 @@ def build(
         rows = "rows of tokens" if tokens else "rows of numbers"
         raise ModelMismatch(f"the model {kind!r} does not read {rows}; use the model {'lstm' if tokens else 'linear'!r}")
     if backbone is not None and not takes_backbone(name):
-        those = ", ".join(n for n in names() if takes_backbone(n))
-        raise InvalidArgument(f"the model {kind!r} takes no backbone; use one of {those}")
+        able = ", ".join(n for n in names() if takes_backbone(n))
+        raise InvalidArgument(f"the model {kind!r} takes no backbone; use one of {able}")
     if kind == "split-linear":
         if not option.isdigit():
             raise InvalidArgument(f"cannot read {name!r}; write for instance 'split-linear:4' for four shared features")
@@ -104,13 +104,13 @@ def build(
         return _network(kind, shape, outputs, {**options.parse(name, _kind(kind), option), "backbone": backbone})
 
 
-def _network(kind: str, shape: tuple[int, ...], outputs: int, given: dict[str, Any]) -> nn.Module:
+def _network(kind: str, shape: tuple[int, ...], outputs: int, settings: dict[str, Any]) -> nn.Module:
     channels = channels_of(kind, shape)
     if kind == "vit":
-        return vit(outputs, shape=shape, **given)
+        return vit(outputs, shape=shape, **settings)
     if kind == "effnet-lite0":
-        return effnet(outputs, channels=channels, **given)
-    return resnet(int(kind[6:]), outputs, channels=channels, **given)
+        return effnet(outputs, channels=channels, **settings)
+    return resnet(int(kind[6:]), outputs, channels=channels, **settings)
 
 
 def _widths(name: str, option: str) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ class Chain(nn.Module):
     """``blocks`` are the paths of the layers in order, ``groups`` name parts of the network by the paths of their modules."""
 
     blocks: tuple[str, ...] = ()
-    inner: tuple[str, ...] = ()  # those of them that repeat: residual blocks, transformer layers
+    inner: tuple[str, ...] = ()  # those blocks that repeat: residual blocks, transformer layers
     groups: Mapping[str, tuple[str, ...]] = {}
     notes: tuple[str, ...] = ()
     rows_apart = True
@@ -27,15 +27,15 @@ class Chain(nn.Module):
         return input
 
     def paths(self, *kinds: type[nn.Module]) -> tuple[str, ...]:
-        """Where the modules of these kinds are."""
+        """Return the paths of the modules of these kinds."""
         return tuple(path for path, module in self.named_modules() if isinstance(module, kinds))
 
-    def with_adapters(self, has: Sequence[bool]) -> tuple[str, ...]:
-        """Those of ``inner`` that have adapters; all of them where none has, and the group ``adapter`` is norms and head."""
-        return tuple(path for path, own in zip(self.inner, has, strict=True) if own or not any(has))
+    def with_adapters(self, adapt: Sequence[bool]) -> tuple[str, ...]:
+        """Return those of ``inner`` that have adapters; all if none has (the group ``adapter`` is then norms and head)."""
+        return tuple(path for path, adapted in zip(self.inner, adapt, strict=True) if adapted or not any(adapt))
 
     def train_only(self, part: str, last: int | None = None) -> None:
-        """Freeze everything but a group (``all``: nothing), and whatever comes before the ``last`` so many of ``inner``."""
+        """Freeze everything but a group (``all`` freezes nothing), and all blocks before the ``last`` ones of ``inner``."""
         if part not in TRAIN or (part != "all" and part not in self.groups):
             known = [name for name in TRAIN if name == "all" or name in self.groups]
             raise InvalidArgument(f"train must be one of {', '.join(known)}, not {part!r}")
@@ -48,7 +48,7 @@ class Chain(nn.Module):
 
 
 def adapted(count: int, adapters: bool, last: int | None) -> tuple[bool, ...]:
-    """Which of ``count`` blocks have adapters: none, all, or the last so many."""
+    """Return which of ``count`` blocks have adapters: none, all, or the ``last`` ones."""
     if last is not None and not 1 <= last <= count:
         raise InvalidArgument(f"last must be from 1 to {count}, the number of blocks, not {last!r}")
     return tuple(adapters and (last is None or i >= count - last) for i in range(count))
@@ -81,7 +81,7 @@ class Mean(nn.Module):
 
 
 def channels_of(name: str, shape: Iterable[int]) -> int:
-    """Channels of one input, (height, width) or (channels, height, width)."""
+    """Return the number of channels of one input, (height, width) or (channels, height, width)."""
     sides = tuple(shape)
     if len(sides) not in (2, 3) or min(sides[-2:]) < 4:
         raise ModelMismatch(
@@ -92,7 +92,7 @@ def channels_of(name: str, shape: Iterable[int]) -> int:
 
 
 def norm_of(kind: str) -> Callable[[int], nn.Module]:
-    """Batch norm, or group norm with at most 32 groups of at least 8 channels."""
+    """Return a maker of norms: batch norm, or group norm with at most 32 groups of at least 8 channels."""
     if kind not in NORMS:
         raise InvalidArgument(f"norm must be one of {', '.join(NORMS)}, not {kind!r}")
     if kind == "batch":

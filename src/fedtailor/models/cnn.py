@@ -35,12 +35,12 @@ class Image(nn.Module):
 
 
 def widths(convolutions: int) -> list[int]:
-    """The usual channels of each convolution."""
+    """Return the default channels of each convolution."""
     return [entry for entry in PLANS[convolutions] if not isinstance(entry, str)]
 
 
 def cnn(convolutions: int, shape: tuple[int, ...], outputs: int, channels: Sequence[int] | None = None) -> nn.Sequential:
-    """``shape`` is one input's: (height, width) or (channels, height, width); ``channels`` are those of each convolution."""
+    """Build a network for inputs of ``shape`` ([channels,] height, width); ``channels`` has a number for each convolution."""
     if len(shape) not in (2, 3) or min(shape[-2:]) < 4:
         raise ModelMismatch(
             f"cnn{convolutions} needs images of shape (height, width) or (channels, height, width), at least 4x4, "
@@ -48,18 +48,18 @@ def cnn(convolutions: int, shape: tuple[int, ...], outputs: int, channels: Seque
         )
     full = (1, *shape) if len(shape) == 2 else tuple(shape)
     layers: list[nn.Module] = [Image(full)]  # type: ignore[arg-type]
-    usual, inputs = widths(convolutions), full[0]
-    if channels is not None and len(channels) != len(usual):
+    default, inputs = widths(convolutions), full[0]
+    if channels is not None and len(channels) != len(default):
         raise InvalidArgument(
-            f"cnn{convolutions} has {len(usual)} convolutions and {len(channels)} widths were given; write for instance "
-            f"'cnn{convolutions}:{','.join(map(str, usual))}'"
+            f"cnn{convolutions} has {len(default)} convolutions and {len(channels)} widths were given; write for instance "
+            f"'cnn{convolutions}:{','.join(map(str, default))}'"
         )
-    left = iter(channels or usual)
+    remaining = iter(channels or default)
     for entry in PLANS[convolutions]:
         if isinstance(entry, str):
             layers.append(nn.MaxPool2d(2, ceil_mode=True))  # keeps a last odd row: 7 -> 4
         else:
-            width = next(left)
+            width = next(remaining)
             layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU()]
             inputs = width
     layers.append(nn.Flatten())

@@ -3,8 +3,8 @@
 It takes pictures with values in [0, 1], of any size from 4 pixels on, grey or in colour; its ImageNet weights know little of
 pictures below some 64 pixels, and ``size`` enlarges them first. With ``adapters`` every block has one, after its projection
 and before the norm that follows; what then trains is the group ``adapter``: the adapters, these norms and the head. All other
-norms keep their statistics. ``last`` freezes all before the last so many of the 16 blocks, with adapters or without; the output
-of what comes before is then computed once for every row.
+norms keep their statistics. ``last`` freezes all but the last so many of the 16 blocks, with adapters or without; the output
+of the frozen layers is then computed once for every row.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def norm(channels: int) -> nn.BatchNorm2d:
 
 
 class Inverted(nn.Module):
-    """Expand, convolve each channel by itself, project; with a skip where size and channels stay."""
+    """Expand, convolve each channel by itself, project; with a skip connection where the shape does not change."""
 
     rows_apart = True
 
@@ -112,22 +112,22 @@ class Inverted(nn.Module):
 class EffNet(Chain):
     channels_last = True
 
-    def __init__(self, classes: int, has: Sequence[bool], dropout: float, size: int | None) -> None:
+    def __init__(self, classes: int, adapt: Sequence[bool], dropout: float, size: int | None) -> None:
         super().__init__()
         self.image, self.conv_stem, self.bn0, self.act0 = Picture(size), same(3, STEM, 3, 2), norm(STEM), nn.ReLU6()
-        made: list[nn.Module] = []
+        layers: list[nn.Module] = []
         inputs = STEM
         for repeats, kernel, stride, expand, outputs in STAGES:
             for i in range(repeats):
-                own = dropout if has[len(made)] else None
-                made.append(Inverted(inputs, outputs, kernel, stride if i == 0 else 1, expand, own))
+                adapter_dropout = dropout if adapt[len(layers)] else None
+                layers.append(Inverted(inputs, outputs, kernel, stride if i == 0 else 1, expand, adapter_dropout))
                 inputs = outputs
-        self.layers = nn.Sequential(*made)
+        self.layers = nn.Sequential(*layers)
         self.conv_head, self.bn1, self.act1 = same(inputs, FEATURES), norm(FEATURES), nn.ReLU6()
         self.pool, self.drop, self.fc = Mean(), nn.Dropout(dropout), nn.Linear(FEATURES, classes)
-        self.inner = inner = tuple(f"layers.{i}" for i in range(len(made)))
+        self.inner = inner = tuple(f"layers.{i}" for i in range(len(layers)))
         self.blocks = ("image", "conv_stem", "bn0", "act0", *inner, "conv_head", "bn1", "act1", "pool", "drop", "fc")
-        norms = [f"{at}.bn2" for at in self.with_adapters(has)]
+        norms = [f"{path}.bn2" for path in self.with_adapters(adapt)]
         self.groups = {"adapter": (*self.paths(SeriesAdapter), *norms, "fc"), "head": ("fc",)}
 
 
@@ -157,18 +157,18 @@ def effnet(
 
 
 def imagenet() -> Path:
-    """The package's file, checked."""
-    found = find_spec(PACKAGE)
-    if found is None or found.origin is None:
+    """Return the path of the package's file of weights, after checking its content."""
+    module_spec = find_spec(PACKAGE)
+    if module_spec is None or module_spec.origin is None:
         raise InvalidData("the ImageNet weights are not installed; run: fedtailor data get effnet-lite0")
-    path = Path(found.origin).parent / FILE
+    path = Path(module_spec.origin).parent / FILE
     if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != SHA256:
         raise InvalidData(f"{path} is not the published file of weights; install {PACKAGE} 0.1.0 anew")
     return path
 
 
 def renamed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The package's names (``_blocks.0._bn1.weight``) as ours."""
+    """Return the weights with the package's names (``_blocks.0._bn1.weight``) replaced by ours."""
 
     def ours(name: str) -> str:
         parts = [part.removeprefix("_") for part in name.split(".")]

@@ -17,7 +17,7 @@ from fedtailor.errors import InvalidArgument, ModelMismatch
 
 CHARACTERS = 256  # vocabularies up to this size are taken for characters: 8 numbers each; words have 32
 State = tuple[Tensor, Tensor]  # h and c, [rows, hidden]
-SAVED = 16  # numbers per unit and position that a training step keeps for its backward pass
+SAVED = 16  # numbers per unit and position that a training step saves for its backward pass
 
 
 class Embedding(nn.Embedding):
@@ -47,7 +47,7 @@ class LSTMLayer(nn.Module):
             nn.init.uniform_(parameter, -(hidden**-0.5), hidden**-0.5)
 
     def forward(self, input: Tensor) -> Tensor:
-        """[rows, positions, inputs] to [rows, positions, hidden]."""
+        """Map [rows, positions, inputs] to [rows, positions, hidden]."""
         if transformed():
             return sweep(self.project(input), self.weight_hh)
         zero = input.new_zeros(1, input.shape[0], self.hidden)
@@ -55,31 +55,31 @@ class LSTMLayer(nn.Module):
         return torch.lstm(input, (zero, zero), flat, True, 1, 0.0, self.training, False, True)[0]
 
     def project(self, input: Tensor) -> Tensor:
-        """The input's part of the gates: one product for all positions."""
+        """Return the input's part of the gates, by one product for all positions."""
         return F.linear(input, self.weight_ih, self.bias_ih + self.bias_hh)
 
 
 def sweep(gates: Tensor, weight: Tensor) -> Tensor:
-    """The recurrence over [rows, positions, 4 hidden], from zero state: the hidden states [rows, positions, hidden]."""
-    turned = weight.t().contiguous()
-    zero = gates.new_zeros(len(gates), len(turned))
+    """Run the recurrence over [rows, positions, 4 hidden] from zero state; return hidden states [rows, positions, hidden]."""
+    transposed = weight.t().contiguous()
+    zero = gates.new_zeros(len(gates), len(transposed))
     state, out = (zero, zero), []
-    for now in gates.unbind(1):
-        state = cell(now, state, turned)
+    for gates_now in gates.unbind(1):
+        state = cell(gates_now, state, transposed)
         out.append(state[0])
     return torch.stack(out, 1)
 
 
-def cell(gates: Tensor, state: State, turned: Tensor) -> State:
-    """One step: (h, c) from the input's part of the gates and the state before; ``turned`` is the transposed W_hh."""
+def cell(gates: Tensor, state: State, transposed: Tensor) -> State:
+    """Take one step: return (h, c) from the input's part of the gates and the state before; ``transposed`` is W_hh'."""
     h, c = state
-    i, f, g, o = torch.addmm(gates, h, turned).chunk(4, -1)
+    i, f, g, o = torch.addmm(gates, h, transposed).chunk(4, -1)
     c = torch.addcmul(i.sigmoid() * g.tanh(), f.sigmoid(), c)
     return o.sigmoid() * c.tanh(), c
 
 
 def transformed() -> bool:
-    """Are we inside ``torch.func``'s vmap, grad or the like, or is something looking on (a counter of operations)?"""
+    """Whether this runs inside ``torch.func``'s vmap, grad or the like, or under a dispatch mode (a counter of operations)."""
     return torch._C._functorch.peek_interpreter_stack() is not None or torch._C._len_torch_dispatch_stack() > 0
 
 
@@ -134,7 +134,7 @@ class LSTM(nn.Module):
 
     @property
     def row_bytes(self) -> int:
-        """About what a position of a row takes in a training step, in single precision."""
+        """The approximate bytes that a position of a row takes in a training step, in single precision."""
         units = sum(layer.hidden for layer in self.layers)  # type: ignore[misc]
         return 4 * (SAVED * units + 2 * self.head.out_features)
 
@@ -149,8 +149,8 @@ class LSTM(nn.Module):
 
 
 def lstm(name: str, option: str, vocabulary: int, outputs: int, per_position: bool, longest: int | None) -> LSTM:
-    """``lstm``, ``lstm:128`` (a layer of 128), ``lstm:8,256,256`` (embedding 8, two layers of 256), ``lstm:96,670/96`` (embedding
-    96, a layer of 670, a linear map to 96)."""
+    """Read ``lstm``, ``lstm:128`` (a layer of 128), ``lstm:8,256,256`` (embedding 8, two layers of 256), ``lstm:96,670/96``
+    (embedding 96, a layer of 670, a linear map to 96)."""
     first, slash, last = option.partition("/")
     numbers = [part.strip() for part in first.split(",")] if option else []
     flat = [part.strip() for part in last.split(",")] if slash else []

@@ -8,7 +8,7 @@ from typing import Any
 from fedtailor.errors import InvalidArgument, nearest
 
 _PARTS: dict[str, dict[str, Any]] = {"adapters": {"adapters": True}, "all": {"train": "all"}, "head": {"train": "head"}}
-# by kind of network: words and what they stand for; numbers and their type
+# by kind of network: words and the arguments they stand for; numbers and their type
 WORDS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "resnet": {
         **_PARTS,
@@ -27,7 +27,7 @@ NUMBERS: Mapping[str, Mapping[str, type]] = {
 
 
 def parse(name: str, kind: str, option: str) -> dict[str, Any]:
-    """The arguments that the options after the colon stand for."""
+    """Return the arguments that the options after the colon stand for."""
     out: dict[str, Any] = {}
     for word in option.split(",") if option else ():
         key, equals, text = word.strip().partition("=")
@@ -48,11 +48,11 @@ def _number(name: str, key: str, text: str, kind: type) -> float:
     except ValueError:
         value = -1
     if value < 0 or (kind is int and value == 0) or value != value or value > 1e6:
-        what = "a whole number from 1" if kind is int else "a number from 0"
-        raise InvalidArgument(f"{key} must be {what} in the model {name!r}, not {text!r}")
+        expected = "a whole number from 1" if kind is int else "a number from 0"
+        raise InvalidArgument(f"{key} must be {expected} in the model {name!r}, not {text!r}")
     return value
 
 
 def spelled(kind: str) -> str:
-    """All options of a kind of network, for a list."""
+    """Return all options of a kind of network, for a listing."""
     return ", ".join([*WORDS[kind], *(f"{name}=N" for name in NUMBERS[kind])])

@@ -27,54 +27,54 @@ Between = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # what stands betwe
 
 def mixed_recurrent(
     embedded: Tensor,
-    ours: Sequence[Weights],
-    theirs: Sequence[Weights],
+    global_layers: Sequence[Weights],
+    local_layers: Sequence[Weights],
     decide: Decide,
     *,
     hard: bool = False,
     between: Sequence[Between] = (),
 ) -> tuple[Tensor, Tensor]:
-    """(the mixed h of the last layer [rows, positions, hidden], scores [rows, positions, layers, 2]).
+    """Return the mixed h of the last layer [rows, positions, hidden], and scores [rows, positions, layers, 2].
 
-    ``embedded`` [rows, positions, embedding] comes from one table for both versions; ``ours`` and ``theirs`` are the layers of g
-    and v. ``hard`` takes each state of the version with the larger q, the global one on a tie. ``between`` has a function for
-    every layer after the first.
+    ``embedded`` [rows, positions, embedding] comes from one table for both versions; ``global_layers`` are those of g,
+    ``local_layers`` those of v. ``hard`` takes each state of the version with the larger q, the global one on a tie.
+    ``between`` has a function for every layer after the first.
     """
     mixed = own = embedded
-    found = []
-    for j, (g, v) in enumerate(zip(ours, theirs, strict=True)):
+    all_scores = []
+    for j, (g, v) in enumerate(zip(global_layers, local_layers, strict=True)):
         if j and between:
             mixed, own = between[j - 1](mixed, own)
         mixed, own, scores = mixed_layer(embedded, mixed, own, g, v, decide, hard)
-        found.append(scores)
-    return mixed, torch.stack(found, 2)
+        all_scores.append(scores)
+    return mixed, torch.stack(all_scores, 2)
 
 
 def mixed_layer(
-    embedded: Tensor, mixed: Tensor, own: Tensor, ours: Weights, theirs: Weights, decide: Decide, hard: bool = False
+    embedded: Tensor, mixed: Tensor, own: Tensor, g: Weights, v: Weights, decide: Decide, hard: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One layer on g's input ``mixed`` and v's input ``own``: (mixed h, v's h, scores), each [rows, positions, ...]."""
-    gates = [_project(x, w).unbind(1) for x, w in ((mixed, ours), (own, theirs))]
-    turned = [w["weight_hh"].t().contiguous() for w in (ours, theirs)]
-    zero = mixed.new_zeros(len(mixed), turned[0].shape[0])
-    state, apart = (zero, zero), (zero, zero)
+    """Run a layer on g's input ``mixed`` and v's input ``own``; return mixed h, v's h and scores, [rows, positions, ...]."""
+    gates = [_project(x, w).unbind(1) for x, w in ((mixed, g), (own, v))]
+    transposed = [w["weight_hh"].t().contiguous() for w in (g, v)]
+    zero = mixed.new_zeros(len(mixed), transposed[0].shape[0])
+    mixed_state, local_state = (zero, zero), (zero, zero)
     out: list[tuple[Tensor, Tensor, Tensor]] = []
-    for seen, to_g, to_v in zip(embedded.unbind(1), *gates, strict=True):
-        step, apart = cell(to_g, state, turned[0]), cell(to_v, apart, turned[1])
-        scores = decide(torch.cat([seen, *step, *apart], -1))
-        state = _mix(scores, step, apart, hard)
-        out.append((state[0], apart[0], scores))
+    for at_position, to_g, to_v in zip(embedded.unbind(1), *gates, strict=True):
+        global_state, local_state = cell(to_g, mixed_state, transposed[0]), cell(to_v, local_state, transposed[1])
+        scores = decide(torch.cat([at_position, *global_state, *local_state], -1))
+        mixed_state = _mix(scores, global_state, local_state, hard)
+        out.append((mixed_state[0], local_state[0], scores))
     first, second, third = (torch.stack(part, 1) for part in zip(*out, strict=True))
     return first, second, third
 
 
-def _mix(scores: Tensor, ours: State, theirs: State, hard: bool) -> State:
+def _mix(scores: Tensor, global_state: State, local_state: State, hard: bool) -> State:
     if hard:
         to_global = scores[:, :1] >= scores[:, 1:]
-        h, c = (torch.where(to_global, a, b) for a, b in zip(ours, theirs, strict=True))
+        h, c = (torch.where(to_global, a, b) for a, b in zip(global_state, local_state, strict=True))
     else:
         q = torch.softmax(scores, -1)
-        h, c = (q[:, :1] * a + q[:, 1:] * b for a, b in zip(ours, theirs, strict=True))
+        h, c = (q[:, :1] * a + q[:, 1:] * b for a, b in zip(global_state, local_state, strict=True))
     return h, c
 
 
@@ -94,12 +94,12 @@ class Recurrent:
 
     @property
     def inputs(self) -> int:
-        """Numbers that the router reads at a position."""
-        found = [block.last for block in self.layers]
-        widths = sorted({layer.hidden for layer in found if isinstance(layer, LSTMLayer)})
+        """The number of inputs that the router reads at a position."""
+        layers = [block.last for block in self.layers]
+        widths = sorted({layer.hidden for layer in layers if isinstance(layer, LSTMLayer)})
         if len(widths) > 1:
             raise ModelMismatch(f"one router reads the states of all LSTM layers; give them one width, not {widths}")
-        first = found[0]
+        first = layers[0]
         assert isinstance(first, LSTMLayer)
         return first.weight_ih.shape[1] + 4 * widths[0]
 
@@ -112,7 +112,7 @@ class Recurrent:
         training: bool = False,
         hard: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """(output of the mixed model on tokens x, scores [rows, positions, layers, 2])."""
+        """Return the output of the mixed model on tokens x, and scores [rows, positions, layers, 2]."""
 
         def between(block: Block) -> Between:
             def both(mixed: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,7 +136,7 @@ class Recurrent:
 
 
 def recurrent(task: Task) -> Recurrent | None:
-    """The task's LSTM layers, if it begins with some."""
+    """Return the task's LSTM layers, or None if it does not begin with any."""
     count = 0
     while count < len(task.blocks) and isinstance(task.blocks[count].last, LSTMLayer):
         count += 1

@@ -4,7 +4,7 @@ Names are torchvision's (conv1, bn1, layer1.0.conv1, ..., fc), so that its weigh
 after each convolution and before its norm; the shortcut and the stem have none. What then trains and travels is the group
 ``adapter``: the adapters, the norms of blocks and stem (not those of shortcuts), and the head. The paper (PERADA) does not speak
 of the dropout inside an adapter; 0.3 is what its authors ran. ``last`` freezes the stem and all but the last so many blocks, with
-adapters (Ruckle et al. 2021 drop those of the first layers) or without: what comes before is then computed once for every row.
+adapters (Ruckle et al. 2021 drop those of the first layers) or without: the frozen output is then computed once for every row.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STEMS = ("imagenet", "small")
 
 
 def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
-    """A convolution with as much padding as keeps the size, started as in He et al. 2015."""
+    """Return a convolution with padding that keeps the size, started as in He et al. 2015."""
     layer = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
     nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     return layer
@@ -60,7 +60,7 @@ class BasicBlock(nn.Module):
 
 class ResNet(Chain):
     def __init__(
-        self, layers: int, classes: int, channels: int, stem: str, norm: str, width: int, dropout: float, has: Sequence[bool]
+        self, layers: int, classes: int, channels: int, stem: str, norm: str, width: int, dropout: float, adapt: Sequence[bool]
     ) -> None:
         super().__init__()
         # a shortcut's 1x1 convolution by twos with fewer channels crashes torch 2.13 in this layout (oneDNN, backward pass)
@@ -73,20 +73,21 @@ class ResNet(Chain):
         if stem == "imagenet":
             self.maxpool = nn.MaxPool2d(3, 2, padding=1)
             chain.append("maxpool")
-        inputs, adapt = width, iter(has)
+        inputs, adapters = width, iter(adapt)
         for stage, count in enumerate(PLANS[layers][0], 1):
-            out = width * 2 ** (stage - 1)
-            made = []
+            outputs = width * 2 ** (stage - 1)
+            blocks = []
             for i in range(count):
-                made.append(BasicBlock(inputs, out, 2 if i == 0 and stage > 1 else 1, norm, dropout if next(adapt) else None))
-                inputs = out
-            setattr(self, f"layer{stage}", nn.Sequential(*made))
+                stride = 2 if i == 0 and stage > 1 else 1
+                blocks.append(BasicBlock(inputs, outputs, stride, norm, dropout if next(adapters) else None))
+                inputs = outputs
+            setattr(self, f"layer{stage}", nn.Sequential(*blocks))
             chain += [f"layer{stage}.{i}" for i in range(count)]
         self.avgpool = Mean()
         self.fc = nn.Linear(inputs, classes)
         self.blocks = (*chain, "avgpool", "fc")
         self.inner = self.paths(BasicBlock)
-        norms = [f"{at}.{n}" for at in self.with_adapters(has) for n in ("bn1", "bn2")]
+        norms = [f"{path}.{n}" for path in self.with_adapters(adapt) for n in ("bn1", "bn2")]
         self.groups = {"adapter": (*self.paths(SeriesAdapter), "bn1", *norms, "fc"), "head": ("fc",)}
 
 
@@ -104,10 +105,10 @@ def resnet(
     width: int | None = None,
     backbone: str | os.PathLike[str] | None = None,
 ) -> ResNet:
-    """``stem`` is ``imagenet`` (7x7 by twos, max pooling) or ``small`` (3x3); None: imagenet for 18 and 34 layers.
+    """Build a ResNet. ``stem`` is ``imagenet`` (7x7 by twos, max pooling; default for 18 and 34 layers) or ``small`` (3x3).
 
     ``train`` is what moves: ``all``, the group ``adapter`` (the default if there are adapters) or ``head``; the rest is frozen.
-    ``last`` freezes all before the last so many blocks. ``dropout`` is that inside the adapters.
+    ``last`` freezes all but the last so many blocks. ``dropout`` is that inside the adapters.
     ``backbone`` is a file of weights to start from (safetensors, or torch's .pt).
     """
     if layers not in PLANS:
@@ -117,7 +118,7 @@ def resnet(
         raise InvalidArgument(f"stem must be one of {', '.join(STEMS)}, not {stem!r}")
     if not 0 <= dropout < 1:
         raise InvalidArgument(f"dropout must be in [0, 1), not {dropout!r}")
-    has = adapted(sum(PLANS[layers][0]), adapters, last)
-    net = ResNet(layers, classes, channels, stem, norm, width or PLANS[layers][1], dropout, has)
+    adapt = adapted(sum(PLANS[layers][0]), adapters, last)
+    net = ResNet(layers, classes, channels, stem, norm, width or PLANS[layers][1], dropout, adapt)
     net.train_only(train or ("adapter" if adapters else "all"), last)
     return load(net, backbone)

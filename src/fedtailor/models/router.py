@@ -21,18 +21,18 @@ from torch import Tensor
 from fedtailor.errors import InvalidArgument
 from fedtailor.task.layers import uniform
 
-NARROWEST = 8  # of the levels chosen by default
-STREAM = 2**33  # of the random numbers of a step: beyond the dropouts of the model and the noise of other methods
+NARROWEST = 8  # the smallest width chosen by default
+STREAM = 2**33  # of random numbers: beyond those of the model's dropouts and of other methods' noise
 
 
 def default_widths(inputs: int, routes: int) -> tuple[int, ...]:
-    """A level per route: twice the square root of the inputs wide, then each half as wide as the one before."""
+    """Return a width per route: twice the square root of the inputs wide, then each half as wide as the one before."""
     first = 2 * math.isqrt(inputs)
     return tuple(max(NARROWEST, first // 2**j) for j in range(routes))
 
 
 def shapes(inputs: int, routes: int, widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the parameters."""
+    """Return the names and shapes of the parameters."""
     if len(widths) > routes > 1:
         raise InvalidArgument(f"a router for {routes} routes has at most {routes} levels, not {len(widths)}; give fewer widths")
     levels = [inputs, *widths]
@@ -45,14 +45,14 @@ def shapes(inputs: int, routes: int, widths: Sequence[int]) -> dict[str, tuple[i
 
 
 def size(inputs: int, routes: int, widths: Sequence[int]) -> int:
-    """How many parameters a router has."""
+    """Return the number of parameters of a router."""
     return sum(math.prod(shape) for shape in shapes(inputs, routes, widths).values())
 
 
 def init(
     inputs: int, routes: int, widths: Sequence[int] | None = None, *, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> dict[str, Tensor]:
-    """A router at random, a function of the seed: uniform within 1/sqrt(inputs of the layer), as torch starts linear layers."""
+    """Return random parameters that depend on the seed alone: uniform within 1/sqrt(inputs of the layer), as in ``nn.Linear``."""
     chosen = default_widths(inputs, routes) if widths is None else widths
     draw = torch.Generator().manual_seed(seed)
     layout = shapes(inputs, routes, chosen)
@@ -66,11 +66,11 @@ def init(
 def scores(
     params: Mapping[str, Tensor], x: Tensor, dropout: float = 0.0, key: Tensor | None = None, row: Tensor | None = None
 ) -> Tensor:
-    """What the softmax is taken of, [rows, routes, 2]. With a step's ``key`` the levels are thinned by ``dropout``; ``row`` is
-    the place in the batch where x is a single row of it."""
+    """Return the scores before the softmax, [rows, routes, 2]. With a step's ``key`` the levels are thinned by ``dropout``;
+    ``row`` is the position in the batch if x is a single row of it."""
     h = x.flatten(1).to(params["exit.1.weight"].dtype)
     routes = sum(name.startswith("exit.") and name.endswith(".weight") for name in params)
-    found = []
+    exit_scores = []
     levels = sum(name.startswith("base.") and name.endswith(".weight") for name in params)
     for j in range(1, max(routes, levels) + 1):
         if f"base.{j}.weight" in params:
@@ -80,10 +80,10 @@ def scores(
                 h = h * (uniform(key, STREAM + j, h.shape, first) >= dropout).to(h) / (1 - dropout)
         if j < routes or j == max(routes, levels):
             k = min(j, routes)
-            found.append(F.linear(h, params[f"exit.{k}.weight"], params[f"exit.{k}.bias"]))
-    return torch.stack(found, 1)
+            exit_scores.append(F.linear(h, params[f"exit.{k}.weight"], params[f"exit.{k}.bias"]))
+    return torch.stack(exit_scores, 1)
 
 
 def apply(params: Mapping[str, Tensor], x: Tensor, dropout: float = 0.0, key: Tensor | None = None) -> Tensor:
-    """q [rows, routes, 2] = [global, local]."""
+    """Return q [rows, routes, 2] = [global, local]."""
     return torch.softmax(scores(params, x, dropout, key), -1)

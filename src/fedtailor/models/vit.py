@@ -93,17 +93,17 @@ class ViT(Chain):
         heads: int,
         hidden: int,
         dropout: float,
-        has: Sequence[bool],
+        adapt: Sequence[bool],
     ) -> None:
         super().__init__()
         channels, height, width = shape
         self.image = Image()
         self.embed = Embed(channels, patch, dim, (height // patch) * (width // patch))
-        self.layers = nn.Sequential(*(Layer(dim, heads, hidden if own else None, dropout) for own in has))
+        self.layers = nn.Sequential(*(Layer(dim, heads, hidden if adapted else None, dropout) for adapted in adapt))
         self.norm, self.first, self.head = nn.LayerNorm(dim), First(), nn.Linear(dim, classes)
-        self.inner = tuple(f"layers.{i}" for i in range(len(has)))
+        self.inner = tuple(f"layers.{i}" for i in range(len(adapt)))
         self.blocks = ("image", "embed", *self.inner, "norm", "first", "head")
-        norms = [f"{at}.norm{k}" for at in self.with_adapters(has) for k in (1, 2)]
+        norms = [f"{path}.norm{k}" for path in self.with_adapters(adapt) for k in (1, 2)]
         self.groups = {"adapter": (*self.paths(Bottleneck), *norms, "norm", "head"), "head": ("head",)}
 
 
@@ -122,8 +122,9 @@ def vit(
     train: str | None = None,
     backbone: str | os.PathLike[str] | None = None,
 ) -> ViT:
-    """For images of ``shape`` in patches of ``patch`` x ``patch`` (4, from 128 pixels on 16). ``hidden`` is the width inside an
-    adapter; ``last``, ``train`` and ``backbone`` are as for ``resnet``. The names of the weights are our own."""
+    """Build a ViT for images of ``shape``, with square patches of ``patch`` pixels (4, or 16 from 128 pixels on).
+
+    ``hidden`` is the width inside an adapter; ``last``, ``train`` and ``backbone`` as in ``resnet``. Weight names are our own."""
     full = (1, *shape) if len(shape) == 2 else tuple(shape)
     if len(full) != 3:
         raise ModelMismatch(f"vit needs images of shape (height, width) or (channels, height, width), not {tuple(shape)}")

@@ -29,11 +29,14 @@ GRID = 1.04
 
 
 class Spend(NamedTuple):
-    """``steps`` batches, each holding a row with probability ``q``, each released ``releases`` times."""
+    """``steps`` batches, each holding a row with probability ``q``, each released ``releases`` times.
+
+    A release with k times the noise counts as 1/k^2 of one, so ``releases`` need not be whole.
+    """
 
     q: float
     steps: int
-    releases: int = 1
+    releases: float = 1
 
 
 Spends = tuple[Spend, ...]
@@ -42,7 +45,7 @@ Spends = tuple[Spend, ...]
 def gathered(spends: Sequence[Spend]) -> Spends:
     """The same, sorted, in as few terms as possible: with q = 1 all releases are one Gaussian mechanism."""
     whole = sum(s.steps * s.releases for s in spends if s.q >= 1)
-    parts: dict[tuple[float, int], int] = {}
+    parts: dict[tuple[float, float], int] = {}
     for s in spends:
         if s.q < 1 and s.steps and s.releases:
             parts[s.q, s.releases] = parts.get((s.q, s.releases), 0) + s.steps

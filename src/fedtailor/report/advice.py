@@ -22,18 +22,19 @@ from fedtailor.report.advice_words import (
     facts,
     gain_words,
     lam_of,
+    lam_text,
     map_words,
-    measure_gain,
-    measure_of,
     race_words,
+    score_in,
     sentence,
     sweep_words,
     traffic,
 )
-from fedtailor.report.draw import short
+from fedtailor.report.draw import rounded
 from fedtailor.report.evidence import number
 from fedtailor.report.pieces import document, figure, listed, section, table
 from fedtailor.runs import files
+from fedtailor.task.scores import score_named
 from fedtailor.version import __version__
 
 ADVICE, SWEEP = "advice.json", "sweep.json"
@@ -61,7 +62,7 @@ def page(
     sweep: Mapping[str, Any] | None = None,
     command: str | None = None,
 ) -> str:
-    """The page of an advice as ``Advice.json`` gives it.
+    """Return the page of an advice as ``Advice.json`` gives it.
 
     ``curves`` and ``map`` are those of ``advisor.curves.facts`` (by default the advice's own, where it was saved with them),
     ``sweep`` is that of a sweep over lam, ``command`` what made the advice.
@@ -95,7 +96,7 @@ def write(advice_json: Mapping[str, Any], path: str | os.PathLike[str], **option
 
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The advice of a directory, and the sweep that lies beside it, if any."""
+    """Read the advice of a directory, and the sweep that lies beside it, if any."""
     advice = _json(folder / ADVICE)
     sweep = _json(folder / SWEEP) if (folder / SWEEP).exists() else None
     with readable(folder / ADVICE):
@@ -105,7 +106,7 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """What breaks on a file that was tampered with is refused in one line."""
+    """Turn what breaks on a file that was tampered with into a refusal of one line."""
     try:
         yield
     except FedtailorError:
@@ -117,13 +118,13 @@ def readable(path: Path) -> Iterator[None]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text("utf-8"))
+        content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         why = " ".join(str(error).split())[:200]
         raise BadRun(f"{path} cannot be read ({why}); make it again with --out {path.parent}") from error
-    if not isinstance(found, dict):
-        raise BadRun(f"{path} holds no object but {type(found).__name__}; make it again with --out {path.parent}")
-    return found
+    if not isinstance(content, dict):
+        raise BadRun(f"{path} holds no object but {type(content).__name__}; make it again with --out {path.parent}")
+    return content
 
 
 def _check(advice: Mapping[str, Any]) -> None:
@@ -145,15 +146,15 @@ def _headline(advice: Mapping[str, Any]) -> str:
 
 
 def _facts(advice: Mapping[str, Any]) -> str:
-    found = facts(advice)
+    entries = facts(advice)
     tiles = "".join(
         f"<div><dt>{escape(fact.name)}</dt><dd>{escape(fact.value)}<small>{escape(fact.more)}</small></dd></div>"
-        for fact in found
+        for fact in entries
         if fact.tile
     )
     rows = [
         f"<tr><td>{escape(fact.name)}</td><td>{escape(fact.value)}{escape(f': {fact.more}' if fact.more else '')}</td></tr>"
-        for fact in found
+        for fact in entries
         if not fact.tile
     ]
     return (
@@ -170,21 +171,21 @@ def _over_lam(advice: Mapping[str, Any], curves: Mapping[str, Any] | None) -> li
         guides["advised"] = lam
     if (theory := number(advice.get("theory_lam"))) is not None:
         guides["pooling asks"] = theory
-    picture = advice_figures.over_lam(curves, guides, measure_of(str(curves.get("score"))))
+    picture = advice_figures.over_lam(curves, guides, score_named(curves.get("score")).words)
     first, *captions = bound_words(advice, curves)
     return [f"<p>{escape(first)}</p>", figure(picture, *captions)]
 
 
 def _map(advice: Mapping[str, Any], where: Mapping[str, Any]) -> list[str]:
-    found = advice.get("heterogeneity") or {}
-    m, N, noise = (number(value) for value in (where.get("m"), where.get("N"), found.get("noise")))
-    if not found:
+    estimate = advice.get("heterogeneity") or {}
+    m, N, noise = (number(value) for value in (where.get("m"), where.get("N"), estimate.get("noise")))
+    if not estimate:
         return ["<p>R² was not estimated, so there is no place on the map; the race decides alone.</p>"]
     if not m or not N or not noise or noise <= 0 or m < 2:
         return ["<p>Not drawn: the noise of the clients' own fits is not known, or zero, so the map has no scale.</p>"]
     edge = noise * (1 - 1 / m)
-    r2, (low, high) = number(found.get("r2")), [number(end) for end in found.get("interval") or (None, None)]
-    if found.get("zero"):
+    r2, (low, high) = number(estimate.get("r2")), [number(end) for end in estimate.get("interval") or (None, None)]
+    if estimate.get("zero"):
         low = 0.0
     picture = advice_figures.regimes(N / m, edge, r2, low, high, WIDTH)
     first, caption = map_words(advice, N / m, edge, WIDTH)
@@ -193,16 +194,16 @@ def _map(advice: Mapping[str, Any], where: Mapping[str, Any]) -> list[str]:
 
 def _race(advice: Mapping[str, Any]) -> list[str]:
     rows = advice["race"]
-    score = "mse" if any("val_mse" in row for row in rows) else "acc"
-    picture = advice_figures.race(rows, score, measure_of(score))
+    score = score_in(rows)
+    picture = advice_figures.race(rows, score.name, score.words)
     if not picture:
         return ["<p>No method was scored on validation rows.</p>"]
-    first, caption = race_words(rows, score)
+    first, caption = race_words(rows)
     return [f"<p>{escape(first)}</p>", figure(picture, caption)]
 
 
 def _sweep(sweep: Mapping[str, Any]) -> list[str]:
-    measure = measure_of(str(sweep.get("score")))
+    measure = score_named(sweep.get("score")).words
     picture = advice_figures.trade_off(sweep, f"{measure}, validation")
     if not picture:
         return ["<p>The sweep holds no scores.</p>"]
@@ -211,10 +212,8 @@ def _sweep(sweep: Mapping[str, Any]) -> list[str]:
     for entry in sweep.get("fewest") or ():
         target, rounds, sent = (number(entry.get(key)) for key in ("target", "rounds", "bytes"))
         reached = rounds is not None
-        lam = (
-            "∞" if reached and number(entry.get("lam")) is None else short(number(entry.get("lam")) or 0.0, 3) if reached else "-"
-        )
-        cells = ("-" if target is None else short(target), lam, f"{rounds:g}" if reached else "not reached", traffic(sent))
+        lam = lam_text(entry.get("lam")) if reached else "-"
+        cells = ("-" if target is None else rounded(target), lam, f"{rounds:g}" if reached else "not reached", traffic(sent))
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     titles = [f"{measure} to reach", "lam with the fewest rounds", "rounds", "traffic"]
     return [f"<p>{escape(first)}</p>", figure(picture, caption), table(titles, rows) if rows else ""]
@@ -227,12 +226,13 @@ def _gains(advice: Mapping[str, Any]) -> list[str]:
     if not len(known):
         return ["<p>No client was measured both alone and with the advised method.</p>"]
     first, caption = gain_words(advice, names, np.array(values))
-    picture = figures.gains(names, {"gain over training alone": values}, measure_gain(advice), ends=True) if known.any() else ""
+    rise = score_in(advice["race"]).improvement
+    picture = figures.gains(names, {"gain over training alone": values}, rise, ends=True) if known.any() else ""
     return [f"<p>{escape(first)}</p>", figure(picture, caption)]
 
 
 def _reproduce(about: Mapping[str, Any], command: str | None) -> str:
-    done = f"<pre>{escape(command)}</pre>" if command else "<p>Made from Python.</p>"
-    return done + listed(
+    source = f"<pre>{escape(command)}</pre>" if command else "<p>Made from Python.</p>"
+    return source + listed(
         [f"fedtailor {about.get('version') or __version__}", "Test rows were not looked at for anything on this page."]
     )

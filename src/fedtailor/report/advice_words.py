@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.report.draw import short
+from fedtailor.report.draw import rounded
 from fedtailor.report.evidence import number
+from fedtailor.task.scores import ACCURACY, SCORES, Metric
 
 CLEAR = 2.0  # standard errors from which on a lead is called clear
 
@@ -47,10 +48,10 @@ class Fact(NamedTuple):
 
 
 def sentence(advice: Mapping[str, Any]) -> str:
-    """What to do, as HTML: verdict, method, lam."""
+    """Say what to do, as HTML: verdict, method, lam."""
     method = escape(str(advice["algorithm"]).split("(")[0])
     lam = lam_of(advice)
-    pulled = f", lam = {short(lam, 3)}" if lam is not None and 0 < lam < math.inf else ""
+    pulled = f", lam = {rounded(lam, 3)}" if lam is not None and 0 < lam < math.inf else ""
     return f"{VERDICTS[advice['regime']]}: <b>{method}{pulled}</b>."
 
 
@@ -65,42 +66,37 @@ def lam_of(advice: Mapping[str, Any]) -> float | None:
 
 
 def facts(advice: Mapping[str, Any]) -> list[Fact]:
-    """Tiles first, then the rest."""
-    return [*_apart(advice), *_what(advice), *_cost(advice)]
+    """Return the facts of the page: tiles first, then the rest."""
+    return [*_heterogeneity(advice), *_method(advice), *_cost(advice)]
 
 
-def _apart(advice: Mapping[str, Any]) -> list[Fact]:
-    found = advice.get("heterogeneity") or {}
+def _heterogeneity(advice: Mapping[str, Any]) -> list[Fact]:
+    estimate = advice.get("heterogeneity") or {}
     r2 = number(advice.get("r2"))
-    if not found and r2 is None:
+    if not estimate and r2 is None:
         return [Fact("R², how far apart the clients are", "not estimated", "", True)]
-    low, high = (_number(end) for end in (advice.get("r2_interval") or found.get("interval") or (None, None)))
-    zero = "not distinguishable from zero; " if found.get("zero") else ""
-    noise = number(found.get("noise"))
-    about = f"{number(found.get('m')) or 0:g} clients with {number(found.get('d')) or 0:g} parameters each" if found else ""
-    if left := len(found.get("left_out") or ()):
+    low, high = (stated(end) for end in (advice.get("r2_interval") or estimate.get("interval") or (None, None)))
+    zero = "not distinguishable from zero; " if estimate.get("zero") else ""
+    noise, m, d = (number(estimate.get(key)) for key in ("noise", "m", "d"))
+    ratio = f"R² is {rounded(r2 / noise, 2)} times that" if noise and r2 is not None else ""
+    about = f"{m or 0:g} clients with {d or 0:g} parameters each" if estimate else ""
+    if left := len(estimate.get("left_out") or ()):
         about += f"; {left} with too little data left out"
     return [
-        Fact("R², how far apart the clients are", _number(r2), f"{zero}90 % interval {low} to {high}", True),
-        Fact("noise of a client's own fit", _number(noise), _against(r2, noise), True),
+        Fact("R², how far apart the clients are", stated(r2), f"{zero}90 % interval {low} to {high}", True),
+        Fact("noise of a client's own fit", stated(noise), ratio, True),
         *([Fact("R² is about", about)] if about else []),
     ]
 
 
-def _against(r2: float | None, noise: float | None) -> str:
-    if not noise or r2 is None:
-        return ""
-    return f"R² is {short(r2 / noise, 2)} times that"
-
-
-def _what(advice: Mapping[str, Any]) -> list[Fact]:
+def _method(advice: Mapping[str, Any]) -> list[Fact]:
     lam = lam_of(advice)
     theory = advice.get("theory_lam")
     if number(theory) is not None:
-        asked = f"partial pooling by R² asks for {_number(theory)}"
+        asked = f"partial pooling by R² asks for {stated(theory)}"
     else:
         asked = "partial pooling by R² asks for one model" if advice.get("heterogeneity") else ""
-    value = "none" if lam is None else "∞, one model" if math.isinf(lam) else _number(lam)
+    value = "none" if lam is None else "∞, one model" if math.isinf(lam) else stated(lam)
     if lam is None:
         asked = "; ".join(filter(None, ["the method has no such pull", asked]))
     groups = number(advice.get("clusters")) or 1
@@ -122,27 +118,17 @@ def _cost(advice: Mapping[str, Any]) -> list[Fact]:
     rounds, sent, steps = (number(advice.get(key)) for key in ("rounds", "bytes_total", "steps_used"))
     values = [value for v in advice["gains"].values() if (value := number(v)) is not None]
     gain, lose = sum(v > 0 for v in values), sum(v < 0 for v in values)
-    who = (
-        [
-            Fact(
-                "clients that gain over training alone",
-                f"{gain:,} of {len(values):,}",
-                f"{lose:,} {'loses' if lose == 1 else 'lose'}",
-                True,
-            )
-        ]
-        if values
-        else []
-    )
+    losers = f"{lose:,} {'loses' if lose == 1 else 'lose'}"
+    who = [Fact("clients that gain over training alone", f"{gain:,} of {len(values):,}", losers, True)] if values else []
     return [
         Fact("to train it", "-" if rounds is None else f"{rounds:,.0f} rounds", f"about {traffic(sent)} in all", True),
         *who,
-        Fact("how sure", *_sure(advice["race"]), True),
+        Fact("how sure", *_confidence(advice["race"]), True),
         Fact("spent on this advice", "-" if steps is None else f"{steps:,.0f} gradient steps", "over all clients"),
     ]
 
 
-def _sure(rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+def _confidence(rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     if len(rows) < 2:
         return "-", "there was no second method in the race"
     second = str(rows[1].get("method", "?"))
@@ -150,16 +136,17 @@ def _sure(rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     if ahead is None:
         return "not known", f"the runner-up is {second}"
     value = "clearly ahead" if ahead > CLEAR else "not clearly ahead"
-    return value, f"of {second}: {short(ahead, 2)} standard errors"
+    return value, f"of {second}: {rounded(ahead, 2)} standard errors"
 
 
 def lead(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """Standard errors between the first and the second, where the race has them."""
-    score = "mse" if "val_mse" in rows[0] else "acc"
-    first, second, se = (number(v) for v in (rows[0].get(f"val_{score}"), rows[1].get(f"val_{score}"), rows[1].get("se")))
+    """Return the standard errors between the first and the second, where the race has them."""
+    score = score_in(rows)
+    key = f"val_{score.name}"
+    first, second, se = (number(v) for v in (rows[0].get(key), rows[1].get(key), rows[1].get("se")))
     if first is None or second is None or not se:
         return None
-    return (second - first if score == "mse" else first - second) / se
+    return score.gain(first, second) / se
 
 
 # -- captions: the first goes above the picture, the rest below -----------------------------------------------------------
@@ -174,8 +161,8 @@ def bound_words(advice: Mapping[str, Any], curves: Mapping[str, Any]) -> list[st
             "(a) Theorem 1 (CLUP) bounds the expected squared distance of a client's model to its true parameters by the lower "
             "of two branches, the one that grows with lam (what sharing costs a client unlike the others) and the one that falls "
             "(what it gains); the second says nothing until lam is large. Look at where they fall and rise, not at their height: "
-            f"the constants are worst cases (mu = {_number(constants.get('mu'))}, L = {_number(constants.get('L'))}, rho² = "
-            f"{_number(constants.get('rho2'))}, R² = {_number(constants.get('R2'))}, the mean over clients), estimated, "
+            f"the constants are worst cases (mu = {stated(constants.get('mu'))}, L = {stated(constants.get('L'))}, rho² = "
+            f"{stated(constants.get('rho2'))}, R² = {stated(constants.get('R2'))}, the mean over clients), estimated, "
             "so the lines are no guarantee." + _height(advice, bound)
         )
     measured = curves["measured"]
@@ -195,14 +182,14 @@ def bound_words(advice: Mapping[str, Any], curves: Mapping[str, Any]) -> list[st
     )
     if (decay := number(curves.get("weight_decay"))) is not None and decay > 0:
         out.append(
-            f"The clients' risks are not strongly convex by themselves, so a weight decay of {_number(decay)} is added to "
+            f"The clients' risks are not strongly convex by themselves, so a weight decay of {stated(decay)} is added to "
             "everything in this picture (and not to the advised method)."
         )
     return out
 
 
 def _advised(advice: Mapping[str, Any], curves: Mapping[str, Any]) -> str:
-    """What the exact solution says of the advised lam, where it is told from the best."""
+    """Say what the exact solution shows of the advised lam, where that is clearly not the best."""
     lam, measured = lam_of(advice), curves["measured"]
     if lam is None or advice["regime"] == "clusters":
         return ""
@@ -215,22 +202,22 @@ def _advised(advice: Mapping[str, Any], curves: Mapping[str, Any]) -> str:
     if excess is None or se is None or excess <= se:
         return ""
     return (
-        f" At the advised lam it is {short(excess, 3)} ± {short(se, 2)} higher: the race tried other values of lam, and methods "
-        "that do not solve to the end."
+        f" At the advised lam it is {rounded(excess, 3)} ± {rounded(se, 2)} higher: the race tried other values of lam, and "
+        "methods that do not solve to the end."
     )
 
 
 def _height(advice: Mapping[str, Any], bound: Mapping[str, Any]) -> str:
-    """How far above what a client's own fit misses the bound lies, at its best lam."""
+    """Say how many times the error of a client's own fit the bound is, at its best lam."""
     least = min((value for v in bound["bound"] if (value := number(v)) is not None), default=None)
     noise = number((advice.get("heterogeneity") or {}).get("noise"))
     if least is None or not noise:
         return ""
-    return f" At its lowest the bound is {short(least / noise, 2)} times the noise of a client's own fit."
+    return f" At its lowest the bound is {rounded(least / noise, 2)} times the noise of a client's own fit."
 
 
 def _best(curves: Mapping[str, Any]) -> tuple[str, str]:
-    """The best lam in words, and the range of those that one standard error does not tell from it."""
+    """Return the best lam in words, and the range of those within one standard error of it."""
     measured, ends = curves["measured"], curves["ends"]
     rows = [(0.0, ends["local"]["excess"], ends["local"]["se"])]
     rows += list(zip(measured["lam"], measured["excess"], measured["se"], strict=True))
@@ -240,52 +227,53 @@ def _best(curves: Mapping[str, Any]) -> tuple[str, str]:
         return "no lam that could be scored", ""
     best = min(known, key=lambda row: row[1])[0]
     close = [lam for lam, e, s in known if e <= s]
-    word = {0.0: "lam = 0, training alone", math.inf: "lam = ∞, one model for all"}.get(best, f"lam = {_degree(best)}")
+    word = {0.0: "lam = 0, training alone", math.inf: "lam = ∞, one model for all"}.get(best, f"lam = {lam_text(best)}")
     if len(close) < 2:
         return word, ""
-    return word, f"from {_degree(min(close))} to {_degree(max(close))} it is within a standard error of that"
+    return word, f"from {lam_text(min(close))} to {lam_text(max(close))} it is within a standard error of that"
 
 
 def map_words(advice: Mapping[str, Any], rows: float, edge: float, width: float) -> tuple[str, str]:
-    found = advice["heterogeneity"]
-    r2 = number(found.get("r2")) or 0.0
+    estimate = advice["heterogeneity"]
+    r2 = number(estimate.get("r2")) or 0.0
     if r2 > 0:
         level = rows * edge / r2
         first = (
-            f"With R² = {_number(r2)}, training alone and one model for all would be level at about {short(level, 2)} training "
-            f"rows per client; there are {short(rows, 3)}. With fewer rows sharing pays more, with more rows it pays less."
+            f"With R² = {stated(r2)}, training alone and one model for all would be level at about {rounded(level, 2)} training "
+            f"rows per client; there are {rounded(rows, 3)}. With fewer rows sharing pays more, with more rows it pays less."
         )
     else:
         first = (
             "No difference between the clients shows above the noise of their fits, so nothing speaks against one model; "
-            f"the interval still allows R² up to {_number((found.get('interval') or (None, None))[1])}."
+            f"the interval still allows R² up to {stated((estimate.get('interval') or (None, None))[1])}."
         )
-    if found.get("zero") and r2 > 0:
+    if estimate.get("zero") and r2 > 0:
         first += " But R² is not distinguishable from zero."
     here = "shared" if edge >= width * r2 else "local" if edge * width <= r2 else "between"
-    if not found.get("zero") and {here, advice["regime"]} == {"local", "shared"}:
+    if not estimate.get("zero") and {here, advice["regime"]} == {"local", "shared"}:
         first += (
             " The race on validation rows says otherwise, and the advice follows it: parameters may lie far apart in directions "
             "that matter little for predictions, or R² may be off."
         )
     caption = (
         "MINIMAX: one model for all is the better end while R² is below c m/N, training alone above it. The dashed line is that "
-        f"edge, with c such that here R² equals what sharing saves a client in noise ({_number(edge)}); within a factor of "
+        f"edge, with c such that here R² equals what sharing saves a client in noise ({stated(edge)}); within a factor of "
         f"{width:g} of it both ends have the same rate and something between may beat them. The point is this federation, the "
         "bar the 90 % interval of R²; an arrow to the edge of the picture means that zero cannot be ruled out."
     )
     return first, caption
 
 
-def race_words(rows: Sequence[Mapping[str, Any]], score: str) -> tuple[str, str]:
-    first = f"{rows[0].get('method', '?')} leads with {'an' if score == 'acc' else 'a'} {measure_of(score)} of "
-    first += f"{_number(rows[0].get(f'val_{score}'))}."
+def race_words(rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    score = score_in(rows)
+    key = f"val_{score.name}"
+    first = f"{rows[0].get('method', '?')} leads with {score.with_article} of {stated(rows[0].get(key))}."
     if len(rows) > 1:
         ahead = lead(rows)
-        sure = "" if ahead is None else f", {short(ahead, 2)} standard errors {'behind' if ahead >= 0 else 'ahead'}"
-        first += f" {rows[1].get('method', '?')} follows with {_number(rows[1].get(f'val_{score}'))}{sure}."
+        sure = "" if ahead is None else f", {rounded(ahead, 2)} standard errors {'behind' if ahead >= 0 else 'ahead'}"
+        first += f" {rows[1].get('method', '?')} follows with {stated(rows[1].get(key))}{sure}."
     bars = any(number(row.get("se")) for row in rows)
-    caption = "Mean over clients; higher is better." if score == "acc" else "Mean over clients; lower is better."
+    caption = f"Mean over clients; {'higher' if score.higher else 'lower'} is better."
     caption += " The bar is the standard error of the method's difference to the first, paired over clients." if bars else ""
     caption += " Hollow marks stopped early, clearly behind or not among the best, so their scores are those after fewer rounds."
     return first, caption
@@ -318,42 +306,41 @@ def gain_words(advice: Mapping[str, Any], names: Sequence[str], values: NDArray[
     order = np.argsort(np.where(np.isfinite(values), values, np.inf))
     first = (
         f"{gain:,} of {len(known):,} clients gain, {lose:,} {'loses' if lose == 1 else 'lose'}, {level:,} "
-        f"{'is' if level == 1 else 'are'} level; the mean gain is {_number(float(known.mean()))}."
+        f"{'is' if level == 1 else 'are'} level; the mean gain is {stated(float(known.mean()))}."
     )
     losers = [names[i] for i in order[:5] if values[i] < 0]
     if losers:
         first += f" {'Those who lose most' if lose > 5 else 'Loses' if lose == 1 else 'Those who lose'}: {', '.join(losers)}."
-    caption = (
-        f"Per client, the {measure_gain(advice)} on its own validation rows by the advised method, sorted; hollow bars lose."
-    )
+    rise = score_in(advice["race"]).improvement
+    caption = f"Per client, the {rise} on its own validation rows by the advised method, sorted; hollow bars lose."
     caption += " A client has few validation rows, so single bars are noisy; look at how many lie on either side."
     if len(known) > 240:
         caption += " Of the sorted clients, 240 evenly spaced ones are drawn."
     return first, caption
 
 
-def measure_gain(advice: Mapping[str, Any]) -> str:
-    return "fall of the mean squared error" if any("val_mse" in row for row in advice["race"]) else "rise of the accuracy"
-
-
-def measure_of(score: str) -> str:
-    return "mean squared error" if score == "mse" else "accuracy"
+def score_in(rows: Sequence[Mapping[str, Any]]) -> Metric:
+    """Return the score by which a race was judged."""
+    return next((score for score in SCORES.values() if any(f"val_{score.name}" in row for row in rows)), ACCURACY)
 
 
 def traffic(sent: float | None) -> str:
-    """Bytes in a unit that suits them."""
+    """Return bytes as text, in a unit that suits them."""
     if sent is None:
         return "-"
     for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if sent >= size:
-            return f"{short(sent / size, 3)} {unit}"
+            return f"{rounded(sent / size, 3)} {unit}"
     return f"{sent:,.0f} bytes"
 
 
-def _degree(lam: float) -> str:
-    return "∞" if math.isinf(lam) else short(lam, 3)
+def lam_text(lam: Any) -> str:
+    """Return a lam as text, as it is or as JSON holds it: infinity is null there."""
+    value = number(lam)
+    return "∞" if value is None else rounded(value, 3)
 
 
-def _number(value: Any) -> str:
-    found = number(value)
-    return "unknown" if found is None else short(found)
+def stated(value: Any) -> str:
+    """Return a number as text, or "unknown"."""
+    known = number(value)
+    return "unknown" if known is None else rounded(known)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH = 960
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
 DASHES = ("", "7 3", "2 3", "9 3 2 3")
 INK, FAINT, REST = "#333", "#e4e4e4", "#b8b8b8"
 
@@ -32,22 +32,22 @@ class Axis:
         return self.start + (value - low) / (high - low) * (self.end - self.start)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Round values inside the range and how they are written."""
+        """Return round values inside the range and how they are written."""
         if self.log:
             powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             every = max(1, len(powers) // 6)
             steps = (1.0,) if len(powers) > 4 else (1.0, 2.0, 5.0)
-            found = [step * 10.0**power for power in powers[::every] for step in steps]
-            return [(value, short(value)) for value in found if self.low <= value <= self.high]
-        step = max(_step((self.high - self.low) / 7), float(self.whole))
+            candidates = [step * 10.0**power for power in powers[::every] for step in steps]
+            return [(value, rounded(value)) for value in candidates if self.low <= value <= self.high]
+        step = max(_round_step((self.high - self.low) / 7), float(self.whole))
         values = [i * step for i in range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)]
         biggest = max((abs(value) for value in values), default=0.0)
         digits = max(3, math.ceil(math.log10(biggest / step)) + 2) if biggest else 3
-        return [(value, short(value, digits)) for value in values]
+        return [(value, rounded(value, digits)) for value in values]
 
 
 def axis(values: Sequence[float], start: float, end: float, log: bool = False) -> Axis:
-    """The axis of these values, with a little room; of equal values, one around them."""
+    """Return an axis that holds these values with a little room; for equal values, one around them."""
     low, high = min(values), max(values)
     if log and low > 0 and high / low > 50:
         return Axis(low / 1.1, high * 1.1, start, end, log=True)
@@ -57,8 +57,8 @@ def axis(values: Sequence[float], start: float, end: float, log: bool = False) -
     return Axis(low - room, high + room, start, end)
 
 
-def short(value: float, digits: int = 4) -> str:
-    """A number for a tick or a tooltip; a power of ten only where the plain one would be long."""
+def rounded(value: float, digits: int = 4) -> str:
+    """Return a number as text with so many digits; with a power of ten only where the plain one would be long."""
     if value == 0:
         return "0"
     if not 1e-3 <= abs(value) < 1e6:
@@ -68,13 +68,13 @@ def short(value: float, digits: int = 4) -> str:
 
 
 def clip(words: str, length: int) -> str:
-    """Words that fit, cut in the middle: names that begin alike often end in a number."""
+    """Cut words in the middle so that they fit: names that begin alike often end in a number."""
     end = length // 3
     return words if len(words) <= length else words[: length - end - 1] + "…" + words[-end:]
 
 
 def frame(left: float, right: float, top: float, base: float, across: Axis | None, upward: Axis, labels: bool) -> str:
-    """Grid lines of the values upwards, the two axes, and their ticks."""
+    """Draw grid lines of the values upwards, the two axes, and their ticks."""
     out = []
     for value, words in upward.ticks():
         y = upward.at(value)
@@ -97,8 +97,8 @@ def grid(across: Axis, top: float, base: float) -> str:
     return "".join(out)
 
 
-def mark(point: Point, shape: int, colour: str, filled: bool = True) -> str:
-    """One of eight markers around a point."""
+def mark(point: Point, shape: int, color: str, filled: bool = True) -> str:
+    """Draw one of eight markers around a point."""
     x, y = point
     outline = (
         "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z",  # circle
@@ -110,24 +110,22 @@ def mark(point: Point, shape: int, colour: str, filled: bool = True) -> str:
         "M-5 -2.5h10v5h-10z",  # bar, lying
         "M-2.5 -5h5v10h-5z",  # bar, standing
     )[shape % 8]
-    fill, size = (colour, "") if filled else ("none", " scale(1.35)")  # a hollow mark shows around a filled one
-    return (
-        f'<path transform="translate({x:.1f} {y:.1f}){size}" d="{outline}" fill="{fill}" stroke="{colour}" stroke-width="1.5"/>'
-    )
+    fill, size = (color, "") if filled else ("none", " scale(1.35)")  # a hollow mark shows around a filled one
+    return f'<path transform="translate({x:.1f} {y:.1f}){size}" d="{outline}" fill="{fill}" stroke="{color}" stroke-width="1.5"/>'
 
 
-def _step(rough: float) -> float:
-    """The round number (1, 2 or 5 and zeros) next above."""
+def _round_step(rough: float) -> float:
+    """Return the next round number above (1, 2 or 5 and zeros)."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next(step * power for step in (1.0, 2.0, 5.0, 10.0) if step * power >= rough * (1 - 1e-9))
 
 
 def text(x: float, y: float, words: str, anchor: str, title: str = "", fill: str = "") -> str:
-    look = f' style="fill:{fill}"' if fill else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{look}>{hint(title) if title else ""}{escape(words)}</text>'
+    style = f' style="fill:{fill}"' if fill else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{style}>{hint(title) if title else ""}{escape(words)}</text>'
 
 
-def turned(x: float, y: float, words: str) -> str:
+def vertical_text(x: float, y: float, words: str) -> str:
     return f'<text x="{x}" y="{y}" transform="rotate(-90 {x} {y})" text-anchor="middle">{escape(words)}</text>'
 
 

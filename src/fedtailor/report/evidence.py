@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor.algorithms import registry
 from fedtailor.errors import InvalidArgument, InvalidData
-from fedtailor.metrics.client import score_name
 from fedtailor.metrics.paired import FEWEST, Paired, differences, holm, p_value, paired
 from fedtailor.runs.record import Record
+from fedtailor.task.kinds import kind_of
+from fedtailor.task.scores import Metric, named, score_named
 
 Numbers = NDArray[np.float64]
 Results = Mapping[str, Sequence[Record]]
@@ -33,6 +35,7 @@ class Evidence:
     """Records by label, one per seed; every measure as [seeds, clients], by the seeds' and the clients' names."""
 
     results: Results
+    failed: Mapping[str, str] = field(default_factory=dict)  # methods that could not be measured, and why
 
     def __post_init__(self) -> None:
         _check(self.results)
@@ -46,8 +49,12 @@ class Evidence:
         return self.records[0].kind
 
     @property
+    def score(self) -> Metric:
+        return score_of({"kind": self.kind, **self.records[0].summary})
+
+    @property
     def name(self) -> str:
-        return score_name(self.kind)
+        return self.score.name
 
     @cached_property
     def seeds(self) -> list[Any]:
@@ -59,7 +66,7 @@ class Evidence:
 
     # -- one method --------------------------------------------------------------------------------------------------
     def average(self, label: str, key: str) -> Average | None:
-        """A number of the summaries over seeds; None unless every seed has it."""
+        """Average a number of the summaries over seeds; None unless every seed has it."""
         values = [number(record.summary.get(key)) for record in self.results[label]]
         known = [value for value in values if value is not None]
         if len(known) < len(values):
@@ -67,7 +74,7 @@ class Evidence:
         return Average(float(np.mean(known)), float(np.std(known, ddof=1)) if len(known) > 1 else None)
 
     def measures(self, label: str, key: str) -> Numbers:
-        """A measure per client, [seeds, clients], NaN where there is none."""
+        """Return a measure per client, [seeds, clients], NaN where there is none."""
         out = np.full((len(self.seeds), len(self.clients)), np.nan)
         records = self.results[label]
         for seed, record in zip(_seeds(records), records, strict=True):
@@ -76,7 +83,7 @@ class Evidence:
         return out
 
     def per_client(self, label: str, key: str) -> Numbers:
-        """A measure per client, mean over the seeds that know it."""
+        """Return a measure per client, mean over the seeds that know it."""
         values = self.measures(label, key)
         known = np.isfinite(values)
         count = known.sum(0)
@@ -84,6 +91,11 @@ class Evidence:
 
     def algorithm(self, label: str) -> str:
         return str(self.results[label][0].summary.get("algorithm", label))
+
+    def yardstick(self, label: str) -> str | None:
+        """Return what this method is a yardstick for, "alone" or "together", if it is one of ours (``Algorithm.yardstick``)."""
+        method = None if ":" in self.results[label][0].summary.get("source", "") else registry.get(self.algorithm(label))
+        return None if method is None else method.yardstick
 
     def _places(self, record: Record) -> Any:
         if list(record.names) == self.clients:
@@ -99,9 +111,8 @@ class Evidence:
     def validation(self) -> dict[str, float]:
         """Scores on validation of the methods that have one in every seed, best first."""
         key = f"val_{self.name}_personal"
-        found = {label: average.mean for label in self.results if (average := self.average(label, key)) is not None}
-        sign = 1 if self.name == "mse" else -1
-        return dict(sorted(found.items(), key=lambda item: sign * item[1]))
+        scores = {label: average.mean for label in self.results if (average := self.average(label, key)) is not None}
+        return dict(sorted(scores.items(), key=lambda item: -self.score.merit(item[1])))
 
     @property
     def order(self) -> list[str]:
@@ -116,21 +127,22 @@ class Evidence:
     @cached_property
     def subject(self) -> str:
         """The method that words and pictures are about: the best that learns together, or the first without validation."""
-        plain = [("Local",)] if self.best is not None else [("Local", "FedAvg"), ("Local",)]
-        fitting = (label for names in plain for label in self.order if self.algorithm(label) not in names)
-        return next(fitting, self.order[0])
+        passed_over = [("alone",)] if self.best is not None else [("alone", "together"), ("alone",)]
+        candidates = (label for names in passed_over for label in self.order if self.yardstick(label) not in names)
+        return next(candidates, self.order[0])
 
     @cached_property
     def local(self) -> str | None:
-        return next((label for label in self.order if self.algorithm(label) == "Local"), None)
+        return next((label for label in self.order if self.yardstick(label) == "alone"), None)
 
     @cached_property
-    def fedavg(self) -> str | None:
-        return next((label for label in self.order if self.algorithm(label) == "FedAvg"), None)
+    def together(self) -> str | None:
+        """The method with plainly one model for all."""
+        return next((label for label in self.order if self.yardstick(label) == "together"), None)
 
     # -- comparing ---------------------------------------------------------------------------------------------------
     def against(self, ours: str, theirs: str, key: str | None = None) -> Paired | None:
-        """Personal models of one method against another's (or its ``key``), over the clients with the same test rows."""
+        """Compare personal models of one method with another's (or its ``key``), over the clients with the same test rows."""
         a, b = self._pair(ours, theirs, key or f"{self.name}_personal")
         return paired(self.kind, a, b) if (np.isfinite(a) & np.isfinite(b)).any() else None
 
@@ -141,8 +153,8 @@ class Evidence:
     @property
     def sharer(self) -> str | None:
         """The method whose shared model is the rival: FedAvg, or the subject itself."""
-        if self.fedavg is not None:
-            return self.fedavg if self.fedavg != self.subject else None
+        if self.together is not None:
+            return self.together if self.together != self.subject else None
         return self.subject
 
     @cached_property
@@ -160,12 +172,12 @@ class Evidence:
         """Every other method against the best, corrected for their number; none where clients are too few for a test."""
         if self.best is None:
             return {}
-        found = {}
+        uncorrected = {}
         for label in self.results:
-            apart = differences(self.kind, *self._pair(self.best, label, f"{self.name}_personal"))
-            if label != self.best and np.isfinite(apart).sum() >= FEWEST:
-                found[label] = p_value(apart)
-        return dict(zip(found, holm(list(found.values())), strict=True))
+            gains = differences(self.kind, *self._pair(self.best, label, f"{self.name}_personal"))
+            if label != self.best and np.isfinite(gains).sum() >= FEWEST:
+                uncorrected[label] = p_value(gains)
+        return dict(zip(uncorrected, holm(list(uncorrected.values())), strict=True))
 
     @cached_property
     def unequal_rows(self) -> bool:
@@ -175,13 +187,20 @@ class Evidence:
 
     def _pair(self, ours: str, theirs: str, key: str) -> tuple[Numbers, Numbers]:
         a, b = self.measures(ours, f"{self.name}_personal"), self.measures(theirs, key)
-        same = self.measures(ours, "rows") == self.measures(theirs, "rows")
-        unknown = np.isnan(self.measures(ours, "rows")) & np.isnan(self.measures(theirs, "rows"))
-        return a, np.where(same | unknown, b, np.nan)
+        same_rows = self.measures(ours, "rows") == self.measures(theirs, "rows")
+        unknown_rows = np.isnan(self.measures(ours, "rows")) & np.isnan(self.measures(theirs, "rows"))
+        return a, np.where(same_rows | unknown_rows, b, np.nan)
+
+
+def score_of(summary: Mapping[str, Any]) -> Metric:
+    """Return the score that a run is judged by; a summary of an earlier version names the kind of task only."""
+    kind = kind_of(summary.get("kind", "classification"))
+    name = summary.get("score")
+    return kind.score if name is None else named(str(name), kind.metrics) or score_named(name)
 
 
 def number(value: Any) -> float | None:
-    """A finite number of a summary, or None."""
+    """Return a value as a finite number, or None."""
     real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     return float(value) if real and math.isfinite(value) else None
 

@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 
 from fedtailor.algorithms.settings import written
-from fedtailor.report import figures, routes
+from fedtailor.report import diagnostics, figures, privacy
 from fedtailor.report.evidence import Evidence, Results, number
-from fedtailor.report.figures import Curve
+from fedtailor.report.figures import Line
 from fedtailor.report.pieces import document, figure, listed, section, table
-from fedtailor.report.words import datasets, measure, p_words, plain, story
+from fedtailor.report.words import datasets, p_words, plain, story
 from fedtailor.runs import files
 from fedtailor.runs.record import Record
+from fedtailor.task.scores import score_named
 from fedtailor.version import __version__
 
 NAMED = 7  # curves drawn in colour where there are more than MOST methods
-MOST = len(figures.COLOURS)
+MOST = len(figures.COLORS)
 POINTS = 200  # of a curve
 TRIALS = 100  # settings tried that are listed
 
@@ -37,8 +38,11 @@ MEANINGS = {
     "worst 10%": "mean of the personal models over the worst tenth of the clients",
     "MB up, MB down": "megabytes sent by and to the clients in all rounds, as they are serialised",
     "trained": "numbers a client trains in a round",
-    "epsilon": "privacy spent, mean over clients: how far one training row can change what a client sends and predicts with",
+    "epsilon": "privacy spent by the client that spends most: how far a training row can change what it sends and predicts with",
+    "all runs' epsilon": "the client that spends most, over all runs and trials that looked at the same rows",
+    "client's epsilon": "how far a whole client, with all its rows, can change the shared model",
     "time (s)": "seconds from start to end on the machine that ran it",
+    "tuning (s)": "seconds that choosing the settings took, before the runs whose time is shown",
     "p": "two-sided p-value of Wilcoxon's signed-rank test over clients, best method against this one; Holm's correction",
     "±": "standard deviation over seeds; a client's difference is averaged over seeds before methods are compared",
     "95 % interval": "of the mean gain: percentiles over clients drawn again with replacement, set wider where clients are few",
@@ -68,9 +72,9 @@ def averaged(records: Sequence[Record]) -> dict[str, Any]:
 
 def columns(name: str, summaries: Iterable[Mapping[str, Any]] = ()) -> dict[str, str]:
     """Summary keys shown, and what they are called; corrupted rows and the privacy spent where one of the summaries has them."""
-    long = "accuracy" if name == "acc" else "MSE"
-    maybe = (f"{name}_shifted_test", "epsilon")
-    had = {key for summary in summaries for key in maybe if number(summary.get(key)) is not None}
+    long = score_named(name).title
+    optional = (f"{name}_shifted_test", "epsilon_max", "epsilon_composed", "user_epsilon", "tuning_seconds")
+    present = {key for summary in summaries for key in optional if number(summary.get(key)) is not None}
     every = {
         f"{name}_personal": f"personal {long}",
         f"{name}_global": f"shared {long}",
@@ -78,13 +82,16 @@ def columns(name: str, summaries: Iterable[Mapping[str, Any]] = ()) -> dict[str,
         f"{name}_shifted_test": "on corrupted rows",
         "share_benefit": "benefit",
         "worst_decile": "worst 10%",
-        "epsilon": "epsilon",
+        "epsilon_max": "epsilon",
+        "epsilon_composed": "all runs' epsilon",
+        "user_epsilon": "client's epsilon",
         "bytes_up": "MB up",
         "bytes_down": "MB down",
         "trained_parameters": "trained",
         "seconds": "time (s)",
+        "tuning_seconds": "tuning (s)",
     }
-    return {key: title for key, title in every.items() if key not in maybe or key in had}
+    return {key: title for key, title in every.items() if key not in optional or key in present}
 
 
 def cell(key: str, value: Any, scale: float | None = None) -> str:
@@ -96,14 +103,19 @@ def cell(key: str, value: Any, scale: float | None = None) -> str:
         return f"{known / 1e6:,.2f}"
     if key == "share_benefit":
         return f"{100 * known:.0f} %"
-    if key == "seconds":
+    if key in ("seconds", "tuning_seconds"):
         return f"{known:,.1f}"
     return f"{known:,.0f}" if key == "trained_parameters" or isinstance(value, int) else plain(known, scale)
 
 
-def page(results: Results, *, command: str | None = None, notes: Sequence[str] = ()) -> str:
-    """The report of methods by label, with a record per seed; ``command`` is what made it, ``notes`` what else to know."""
-    evidence = Evidence(results)
+def page(
+    results: Results, *, command: str | None = None, notes: Sequence[str] = (), failed: Mapping[str, str] | None = None
+) -> str:
+    """The report of methods by label, with a record per seed; ``command`` is what made it, ``notes`` what else to know.
+
+    ``failed`` says of methods that could not be measured why.
+    """
+    evidence = Evidence(results, failed or {})
     sections = [
         section("", *(f"<p>{paragraph}</p>" for paragraph in story(evidence))),
         section("The methods", _methods(evidence)),
@@ -111,7 +123,8 @@ def page(results: Results, *, command: str | None = None, notes: Sequence[str] =
         section("Client by client", _dots(evidence), _gains(evidence)),
         section("New clients", _newcomers(evidence)),
         section("Which rows each model gets right", _shares(evidence)),
-        section(routes.TITLE, *routes.parts(evidence)),
+        *(section(title, *parts) for title, parts in diagnostics.sections(evidence)),
+        section("Privacy", *_privacy(results)),
         section("Tuning", *_tuning(evidence)),
         section("The data", listed(dict.fromkeys([*(note for r in evidence.records for note in r.notes), *notes]))),
         section("Settings", _settings(evidence), _options(evidence)),
@@ -120,6 +133,15 @@ def page(results: Results, *, command: str | None = None, notes: Sequence[str] =
     ]
     title = f"fedtailor: {', '.join(datasets(evidence))}"
     return document(title, f"<h1>Who gains by learning together?</h1>{''.join(sections)}")
+
+
+def _privacy(results: Results) -> list[str]:
+    """What private runs protect, and what is not counted; nothing where none is private."""
+    summaries = {label: records[0].summary for label, records in results.items()}
+    protected = privacy.story(summaries)
+    missing = privacy.not_counted(list(summaries.values()))
+    uncounted = [f"<p>Not counted:</p>{listed(missing)}"] if missing else []
+    return [listed(protected), *uncounted] if protected else []
 
 
 def write(results: Results, path: str | os.PathLike[str], **options: Any) -> Path:
@@ -143,6 +165,8 @@ def _methods(evidence: Evidence) -> str:
         row = "".join(f"<td>{content}</td>" for content in (escape(label), *cells))
         rows.append(f"<tr{' class=best' if label == evidence.best and len(evidence.results) > 1 else ''}>{row}</tr>")
     titles = ["method", *keys.values(), *(["p"] if evidence.p_values else [])]
+    for label, reason in evidence.failed.items():
+        rows.append(f'<tr><td>{escape(label)}</td><td colspan="{len(titles) - 1}">failed: {escape(reason)}</td></tr>')
     return table(titles, rows, "wide")
 
 
@@ -159,7 +183,7 @@ def _curves(evidence: Evidence) -> str:
     paths = {label: _path(evidence, label) for label in evidence.order}
     farthest = max((mb for path in paths.values() for _, mb, _ in path), default=0.0)
     named = _named(evidence)
-    found = []
+    lines = []
     silent = []
     for label in [*named, *(label for label in evidence.order if label not in named)]:
         path = paths[label]
@@ -170,10 +194,10 @@ def _curves(evidence: Evidence) -> str:
                 silent.append(label)
             level = [(0.0, path[-1][2]), (farthest, path[-1][2])] if path else []
             panels.append([(mb, value) for _, mb, value in path] if sends else level)
-        found.append(Curve(label, panels, label in named))
-    long = columns(evidence.name)[f"{evidence.name}_personal"]
+        lines.append(Line(label, panels, label in named))
+    title = columns(evidence.name)[f"{evidence.name}_personal"]
     across = ["rounds", "megabytes, down and up"] if farthest > 0 else ["rounds"]
-    picture = figures.curves(found, across, long, log=evidence.name == "mse")
+    picture = figures.curves(lines, across, title, log=not evidence.score.share)
     text = f"Personal models on the clients' own test rows{_over_seeds(evidence)}."
     if silent:
         text += f" {', '.join(silent)}: nothing is sent, so the right side shows the last value as a level."
@@ -184,14 +208,14 @@ def _named(evidence: Evidence) -> list[str]:
     """Methods drawn in colour: all if they are few, else the best, Local and FedAvg."""
     if len(evidence.results) <= MOST:
         return evidence.order
-    always = [label for label in (evidence.subject, evidence.local, evidence.fedavg) if label is not None]
-    kept = list(dict.fromkeys([*always, *evidence.order]))[:NAMED]
-    return [label for label in evidence.order if label in kept]
+    always = [label for label in (evidence.subject, evidence.local, evidence.together) if label is not None]
+    chosen = list(dict.fromkeys([*always, *evidence.order]))[:NAMED]
+    return [label for label in evidence.order if label in chosen]
 
 
 def _path(evidence: Evidence, label: str) -> list[tuple[float, float, float]]:
     """(round, megabytes so far, measure) at the rounds that every seed evaluated, mean over seeds."""
-    found: dict[int, list[tuple[float, float]]] = {}
+    by_round: dict[int, list[tuple[float, float]]] = {}
     records = evidence.results[label]
     for record in records:
         sent = 0.0
@@ -199,25 +223,25 @@ def _path(evidence: Evidence, label: str) -> list[tuple[float, float, float]]:
             sent += (number(line.get("bytes_down")) or 0.0) + (number(line.get("bytes_up")) or 0.0)
             value = number(line.get(f"{evidence.name}_personal"))
             if value is not None:
-                found.setdefault(int(line["round"]) + 1, []).append((sent / 1e6, value))
-    path = [(float(rnd), *map(float, np.mean(at, axis=0))) for rnd, at in sorted(found.items()) if len(at) == len(records)]
+                by_round.setdefault(int(line["round"]) + 1, []).append((sent / 1e6, value))
+    path = [(float(rnd), *map(float, np.mean(at, axis=0))) for rnd, at in sorted(by_round.items()) if len(at) == len(records)]
     every = -(-len(path) // POINTS)
     return [(rnd, mb, value) for rnd, mb, value in path[:: -every or -1]][::-1]
 
 
 def _dots(evidence: Evidence) -> str:
-    name, subject, kind = evidence.name, evidence.subject, evidence.kind
+    name, subject, score = evidence.name, evidence.subject, evidence.score
     series = {
         "shared": evidence.per_client(subject, f"{name}_global"),
         "personal": evidence.per_client(subject, f"{name}_personal"),
     }
     if evidence.local not in (None, subject):
-        series = {"Local": evidence.per_client(str(evidence.local), f"{name}_personal"), **series}
-    picture = figures.dots(evidence.clients, series, measure(kind), best_low=name == "mse", log=name == "mse")
+        series = {figures.LOCAL: evidence.per_client(str(evidence.local), f"{name}_personal"), **series}
+    picture = figures.dots(evidence.clients, series, score.words, best_low=not score.higher, log=not score.share)
     unknown = int((~np.isfinite(series["personal"])).sum())
-    text = f"{subject}: each client's test {measure(kind)}{_over_seeds(evidence)}, of its personal model"
+    text = f"{subject}: each client's test {score.words}{_over_seeds(evidence)}, of its personal model"
     text += " and of the shared model" if np.isfinite(series["shared"]).any() else ""
-    text += ", beside local training." if "Local" in series else "."
+    text += ", beside local training." if figures.LOCAL in series else "."
     if len(evidence.clients) - unknown > figures.ROWS:
         text += " The line spans 90 % of the clients, the box half of them, the bar is the median."
     if unknown:
@@ -226,8 +250,8 @@ def _dots(evidence: Evidence) -> str:
 
 
 def _gains(evidence: Evidence) -> str:
-    found = {"over its shared model": evidence.own_gain, "over Local": evidence.against_local}
-    panels = {title: gain.differences.tolist() for title, gain in found.items() if gain is not None}
+    comparisons = {"over its shared model": evidence.own_gain, "over Local": evidence.against_local}
+    panels = {title: gain.differences.tolist() for title, gain in comparisons.items() if gain is not None}
     picture = figures.gains(evidence.clients, panels, "gain")
     text = f"{evidence.subject}: what each client gains by its personal model (filled) or loses (hollow)."
     if any(len(panel) > figures.BARS for panel in panels.values()):
@@ -301,9 +325,9 @@ def _trials(title: str, tuning: Mapping[str, Any]) -> str:
 def _settings(evidence: Evidence) -> str:
     rows = []
     for label, records in evidence.results.items():
-        ways = "<br>".join(f"<code>{escape(s)}</code>" for s in dict.fromkeys(record.settings for record in records))
+        written_settings = "<br>".join(f"<code>{escape(s)}</code>" for s in dict.fromkeys(record.settings for record in records))
         engines = ", ".join(dict.fromkeys(str(record.summary.get("engine", "-")) for record in records))
-        rows.append(f"<tr><td>{escape(label)}</td><td>{ways}</td><td>{escape(engines)}</td></tr>")
+        rows.append(f"<tr><td>{escape(label)}</td><td>{written_settings}</td><td>{escape(engines)}</td></tr>")
     return table(["method", "as in Python; what is not said is the default", "engine"], rows, "words")
 
 
@@ -311,12 +335,12 @@ def _options(evidence: Evidence) -> str:
     """The runs' options: one line where all agree, else which label has which."""
     rows = []
     for key in dict.fromkeys(key for record in evidence.records for key in record.options if key != "seed"):
-        held: dict[str, list[str]] = {}
+        users: dict[str, list[str]] = {}
         for label, records in evidence.results.items():
             for record in records:
                 if key in record.options:
-                    held.setdefault(_value(record.options[key]), []).append(label)
-        ways = [value + (f" ({', '.join(dict.fromkeys(labels))})" if len(held) > 1 else "") for value, labels in held.items()]
+                    users.setdefault(_value(record.options[key]), []).append(label)
+        ways = [value + (f" ({', '.join(dict.fromkeys(labels))})" if len(users) > 1 else "") for value, labels in users.items()]
         rows.append(f"<tr><td>{escape(key)}</td><td>{'<br>'.join(map(escape, ways))}</td></tr>")
     return table(["option", "value"], rows, "words") if rows else ""
 
@@ -326,10 +350,12 @@ def _reproduce(evidence: Evidence, command: str | None) -> str:
     facts = [
         f"fedtailor {', '.join(sorted(versions))}",
         f"seeds: {', '.join(map(str, evidence.seeds))}",
-        "The same seed gives the same numbers, on any number of processes; another engine changes the last digits.",
+        "The same seed gives the same numbers, on any number of processes; another engine changes the last digits."
+        if not any(record.summary.get(key) for record in evidence.records for key in ("noise_secret", "user_noise_secret"))
+        else "The noise is secret: what is private here cannot be repeated, and the same command gives other numbers.",
     ]
-    done = f"<pre>{escape(command)}</pre>" if command else "<p>Made from Python, with the settings and options above.</p>"
-    return done + listed(facts)
+    source = f"<pre>{escape(command)}</pre>" if command else "<p>Made from Python, with the settings and options above.</p>"
+    return source + listed(facts)
 
 
 def _meanings() -> str:

@@ -14,10 +14,6 @@ from fedtailor.report.evidence import Average, Evidence
 NAMED = 5  # clients or methods listed by name, at most
 
 
-def measure(kind: str) -> str:
-    return {"regression": "mean squared error", "multilabel": "share of right labels"}.get(kind, "accuracy")
-
-
 def story(evidence: Evidence) -> list[str]:
     """The paragraphs above the table, as HTML: the advice first."""
     paragraphs = [
@@ -32,45 +28,45 @@ def story(evidence: Evidence) -> list[str]:
 
 def advice(evidence: Evidence) -> str:
     """One sentence: learn together or not, as far as the interval of the mean gain tells."""
-    subject, found = _strong(evidence.subject), evidence.against_local
-    if evidence.algorithm(evidence.subject) == "Local":
+    subject, gains = _strong(evidence.subject), evidence.against_local
+    if evidence.yardstick(evidence.subject) == "alone":
         return "Only local training was run: add a method that learns together, such as FedAvg or Ditto, to see whether it helps."
-    if found is None:
+    if gains is None:
         missing = f"and {subject} measured no client in common" if evidence.local else "is not among the methods"
         start = f"Whether learning together helps is not known: Local {missing}"
-        return f"{start}. {_personalising(evidence)}" if evidence.against_shared else f"{start}."
-    if found.clients < FEWEST:
-        side = "better than" if found.mean > 0 else "worse than" if found.mean < 0 else "level with"
+        return f"{start}. {_personalizing(evidence)}" if evidence.against_shared else f"{start}."
+    if gains.clients < FEWEST:
+        side = "better than" if gains.mean > 0 else "worse than" if gains.mean < 0 else "level with"
         return (
-            f"{subject} is {side} local training on average, but {_count(found.clients, 'client')} cannot show more than chance."
+            f"{subject} is {side} local training on average, but {_count(gains.clients, 'client')} cannot show more than chance."
         )
-    if found.low > 0:
-        return f"Learning together helps: with {subject} the clients' mean gain over local training is {_gain(evidence, found)}."
-    if found.high < 0:
-        return f"Learning together hurts: with {subject} the clients' mean gain over local training is {_gain(evidence, found)}."
-    return f"Local training may be as good: {subject} gains {_gain(evidence, found)} over it on average, which may be chance."
+    if gains.low > 0:
+        return f"Learning together helps: with {subject} the clients' mean gain over local training is {_gain(evidence, gains)}."
+    if gains.high < 0:
+        return f"Learning together hurts: with {subject} the clients' mean gain over local training is {_gain(evidence, gains)}."
+    return f"Local training may be as good: {subject} gains {_gain(evidence, gains)} over it on average, which may be chance."
 
 
-def _personalising(evidence: Evidence) -> str:
-    found, subject, rival = evidence.against_shared, _strong(evidence.subject), _shared_rival(evidence)
-    assert found is not None
-    if found.clients < FEWEST:
-        return f"{_count(found.clients, 'client').capitalize()} cannot show more than chance about personalising either."
-    if found.low > 0:
-        return f"Personalising helps: {subject}'s mean gain over {rival} is {_gain(evidence, found)}."
-    if found.high < 0:
-        return f"Personalising hurts: {subject}'s mean gain over {rival} is {_gain(evidence, found)}."
-    return f"One shared model may be as good: {subject} gains {_gain(evidence, found)} over {rival}, which may be chance."
+def _personalizing(evidence: Evidence) -> str:
+    gains, subject, rival = evidence.against_shared, _strong(evidence.subject), _shared_rival(evidence)
+    assert gains is not None
+    if gains.clients < FEWEST:
+        return f"{_count(gains.clients, 'client').capitalize()} cannot show more than chance about personalising either."
+    if gains.low > 0:
+        return f"Personalising helps: {subject}'s mean gain over {rival} is {_gain(evidence, gains)}."
+    if gains.high < 0:
+        return f"Personalising hurts: {subject}'s mean gain over {rival} is {_gain(evidence, gains)}."
+    return f"One shared model may be as good: {subject} gains {_gain(evidence, gains)} over {rival}, which may be chance."
 
 
 def _scope(evidence: Evidence) -> str:
-    """What was run, on what."""
+    """Say which methods were run, and on which data."""
     summaries = [record.summary for record in evidence.records]
     rounds = list(dict.fromkeys(str(summary.get("rounds", "?")) for summary in summaries))
     where = ", ".join(escape(str(name)) for name in datasets(evidence))
-    long = f"{_list(rounds)} round{'' if rounds == ['1'] else 's'}"
+    length = f"{_list(rounds)} round{'' if rounds == ['1'] else 's'}"
     return (
-        f"{_count(len(evidence.results), 'method')} on {where}: {_count(len(evidence.clients), 'client')}, {long}, "
+        f"{_count(len(evidence.results), 'method')} on {where}: {_count(len(evidence.clients), 'client')}, {length}, "
         f"{'seed' if len(evidence.seeds) == 1 else 'seeds'} {_list([str(seed) for seed in evidence.seeds], 10)}."
     )
 
@@ -85,35 +81,33 @@ def _choice(evidence: Evidence) -> str:
         )
     reached = evidence.average(best, key)
     value = "unknown" if reached is None else spread(reached)
-    test = (
-        f"{'an' if evidence.kind == 'classification' else 'a'} {measure(evidence.kind)} of {value} on the clients' own test rows"
-    )
+    test = f"{evidence.score.with_article} of {value} on the clients' own test rows"
     if len(evidence.results) == 1:
         return f"The personal models of {_strong(best)} reach {test}."
     left_out = [label for label in evidence.results if label not in evidence.validation]
     rest = f" Without a score on validation, and so left out of the choice: {_list(left_out)}." if left_out else ""
-    turn = ""
+    about = ""
     if best != evidence.subject:
-        turn = f" The best method that learns together is {_strong(evidence.subject)}; words and pictures below are about it."
-    return f"Best on validation is {_strong(best)}: its personal models reach {test}.{rest}{turn}"
+        about = f" The best method that learns together is {_strong(evidence.subject)}; words and pictures below are about it."
+    return f"Best on validation is {_strong(best)}: its personal models reach {test}.{rest}{about}"
 
 
-def _comparison(evidence: Evidence, found: Paired | None, rival: str) -> str:
+def _comparison(evidence: Evidence, gains: Paired | None, rival: str) -> str:
     """Who gains and who loses against a rival, how sure that is, and the clients that lose most."""
-    if found is None:
+    if gains is None:
         return ""
-    apart, scale = found.differences, _scale(evidence)
-    gain, lose, level = (int(np.sum(side)) for side in (apart > 0, apart < 0, apart == 0))
+    differences, scale = gains.differences, _scale(evidence)
+    gain, lose, level = (int(np.sum(side)) for side in (differences > 0, differences < 0, differences == 0))
     words = [
-        f"Against {rival}, {gain:,} of {_count(found.clients, 'client')} gain by {_strong(evidence.subject)}, "
+        f"Against {rival}, {gain:,} of {_count(gains.clients, 'client')} gain by {_strong(evidence.subject)}, "
         f"{_some(lose)} {'lose' if lose > 1 else 'loses'} and {_some(level)} {'are' if level > 1 else 'is'} level."
     ]
-    tested = f", p {'' if found.p < 0.001 else '= '}{p_words(found.p)} (Wilcoxon's signed-rank test)"
-    sure = tested if found.clients >= FEWEST else ""
-    words.append(f"The mean gain is {_gain(evidence, found) if sure else signed(found.mean, scale)}{sure}.")
-    losers = [i for i in np.argsort(np.where(np.isnan(apart), np.inf, apart), kind="stable")[:NAMED] if apart[i] < 0]
+    tested = f", p {'' if gains.p < 0.001 else '= '}{p_words(gains.p)} (Wilcoxon's signed-rank test)"
+    sure = tested if gains.clients >= FEWEST else ""
+    words.append(f"The mean gain is {_gain(evidence, gains) if sure else signed(gains.mean, scale)}{sure}.")
+    losers = [i for i in np.argsort(differences, kind="stable")[:NAMED] if differences[i] < 0]  # NaN comes last
     if losers:
-        named = ", ".join(f"{escape(evidence.clients[i])} ({signed(float(apart[i]), scale)})" for i in losers)
+        named = ", ".join(f"{escape(evidence.clients[i])} ({signed(float(differences[i]), scale)})" for i in losers)
         words.append(f"{'It loses' if lose == 1 else 'Those who lose most' if lose > NAMED else 'Those who lose'}: {named}.")
     return " ".join(words)
 
@@ -127,9 +121,12 @@ def _shared_rival(evidence: Evidence) -> str:
 def caveats(evidence: Evidence) -> list[str]:
     """What a reader should know before believing the numbers."""
     out = []
-    if evidence.kind == "regression":
-        out.append("A gain is a fall of the mean squared error.")
-    rivals = [found.clients for found in (evidence.against_local, evidence.against_shared) if found is not None]
+    if evidence.failed:
+        reasons = "; ".join(f"{_strong(label)} ({escape(reason)})" for label, reason in evidence.failed.items())
+        out.append(f"Failed, and so neither measured nor compared: {reasons}.")
+    if not evidence.score.higher:
+        out.append(f"A gain is a {evidence.score.improvement}.")
+    rivals = [gains.clients for gains in (evidence.against_local, evidence.against_shared) if gains is not None]
     fewest = min(rivals, default=FEWEST)
     if fewest < FEWEST:
         floor = min(1.0, 2 / 2**fewest)
@@ -184,11 +181,11 @@ def p_words(p: float) -> str:
 def _scale(evidence: Evidence) -> float:
     """A number of the size of the measure: gains are written with its digits."""
     reached = evidence.average(evidence.subject, f"{evidence.name}_personal")
-    return 1.0 if evidence.name == "acc" or reached is None else reached.mean
+    return 1.0 if evidence.score.share or reached is None else reached.mean
 
 
-def _gain(evidence: Evidence, found: Paired) -> str:
-    mean, low, high = (signed(value, _scale(evidence)) for value in (found.mean, found.low, found.high))
+def _gain(evidence: Evidence, gains: Paired) -> str:
+    mean, low, high = (signed(value, _scale(evidence)) for value in (gains.mean, gains.low, gains.high))
     return f"{mean} (95 % interval {low} to {high})"
 
 

@@ -11,8 +11,9 @@ import numpy as np
 from torch import Tensor
 
 from fedtailor import tree
+from fedtailor.algorithms import origin
 from fedtailor.algorithms.base import Algorithm
-from fedtailor.algorithms.settings import settings, slug
+from fedtailor.algorithms.settings import settings, spec
 from fedtailor.data.federation import Federation
 
 # options of the data that are flags of their own; the others go in the table "with"
@@ -26,21 +27,28 @@ DATA_FLAGS = (
     "split",
     "standardize",
     "missing",
+    "na",
+    "keep_na",
+    "merge_clients",
+    "merge_labels",
+    "columns",
     "min_samples",
     "test_share",
     "val_share",
     "data_dir",
     "public",
 )
-HOW = ("workers", "device", "checkpoint_every", "shift")  # they change no number of the training
 
 
 def describe(algorithm: Algorithm, federation: Federation, model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration: names are those of the flags. Without ``data`` (or ``model``) it was made in Python, from objects."""
+    """The configuration: names are those of the flags. Without ``data`` (or ``model``) it was made in Python, from objects; a
+    checksum of the rows then says from which."""
     recipe = dict(federation.recipe or {})
-    out: dict[str, Any] = {"command": "run", "method": slug(algorithm)}
+    out: dict[str, Any] = {"command": "run", "method": spec(algorithm)}
     if "data" in recipe:
         out["data"] = recipe.pop("data")
+    else:
+        out["data_sha256"] = fingerprint(federation)
     if "seed" in recipe:
         out["data_seed"] = recipe.pop("seed")
     if isinstance(model, str):
@@ -49,24 +57,38 @@ def describe(algorithm: Algorithm, federation: Federation, model: Any, options: 
     task = recipe.pop("task", None)
     out |= options
     out["task"] = out.get("task") or task
-    out = {key: plain(value) for key, value in out.items() if value is not None}
+    out = {key: plain(value) for key, value in out.items() if value is not None and value != ()}
     if recipe:
         out["with"] = plain(recipe)
     return out | {"set": settings(algorithm)}
 
 
 def identity(
-    algorithm: Algorithm, federation: Federation, start: Any, options: Mapping[str, Any], held: Mapping[str, Tensor] | None = None
+    algorithm: Algorithm,
+    federation: Federation,
+    start: Any,
+    options: Mapping[str, Any],
+    frozen: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Any]:
-    """What must be the same for a resumed run to be the same run; ``held`` is the frozen part of the model."""
+    """Return what must be the same for a resumed run to be the same run.
+
+    ``options`` are those that change its numbers, ``frozen`` is the frozen part of the model.
+    """
     return {
-        "method": type(algorithm).__name__,
+        "method": _method(algorithm),
         **settings(algorithm),
-        **{key: plain(value) for key, value in options.items() if key not in HOW and (key, value) != ("backbone", None)},
+        **{key: plain(value) for key, value in options.items() if (key, value) != ("backbone", None)},
         "data": fingerprint(federation),
         "start": hashlib.sha256(tree.pack(start)).hexdigest(),
-        **({"frozen part": hashlib.sha256(tree.pack(held)).hexdigest()} if held else {}),
+        **({"frozen part": hashlib.sha256(tree.pack(frozen)).hexdigest()} if frozen else {}),
     }
+
+
+def _method(algorithm: Algorithm) -> str:
+    """The class by name, and its source where it is not ours: a file that was moved is still the same method."""
+    source = origin.of(type(algorithm))
+    name = type(algorithm).__name__
+    return name if source is None else f"{name}@{source.fingerprint or origin.NO_FILE}"
 
 
 def content(path: str | os.PathLike[str] | None) -> str | None:
@@ -79,18 +101,18 @@ def content(path: str | os.PathLike[str] | None) -> str | None:
 
 def fingerprint(federation: Federation) -> str:
     """A checksum of every client's name and rows."""
-    found = hashlib.sha256("\0".join(federation.names).encode())
+    checksum = hashlib.sha256("\0".join(federation.names).encode())
     for split in (federation.train, federation.test, federation.val):
         if split is not None:
-            found.update(split.offsets.tobytes())
+            checksum.update(split.offsets.tobytes())
             for rows in (split.x, split.y):
-                found.update(str((tuple(rows.shape), rows.dtype)).encode())
-                found.update(_bytes(rows))
+                checksum.update(str((tuple(rows.shape), rows.dtype)).encode())
+                checksum.update(_bytes(rows))
     if federation.public is not None:
-        found.update(_bytes(federation.public))
+        checksum.update(_bytes(federation.public))
     for name, values in sorted(federation.facts.items()):
-        found.update(name.encode() + np.ascontiguousarray(values).tobytes())
-    return found.hexdigest()
+        checksum.update(name.encode() + np.ascontiguousarray(values).tobytes())
+    return checksum.hexdigest()
 
 
 def plain(value: Any) -> Any:

@@ -2,102 +2,196 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from fedtailor.errors import BadRun, FedtailorError, InvalidArgument
+from fedtailor.errors import BadRun, InvalidArgument
 from fedtailor.runs import files, record
-from fedtailor.runs.layout import CONFIG, FORMAT, RUNS, SUMMARY, TUNING, check_version, lock, read_json
+from fedtailor.runs.contents import Contents, note_missing_digests, open_contents, readable, write_manifest
+from fedtailor.runs.failure import Failure
+from fedtailor.runs.layout import (
+    CONFIG,
+    ERROR,
+    FAILED,
+    FORMAT,
+    MANIFEST,
+    RUNS,
+    SIGNATURE,
+    SUMMARY,
+    TIMING,
+    TUNING,
+    lock,
+    refuse_links,
+)
 from fedtailor.runs.record import Record
 from fedtailor.version import __version__
 
-CHANGES_NOTHING = ("workers", "device", "checkpoint_every")  # may differ when a comparison goes on
+CHANGES_NOTHING = ("workers", "worker_timeout", "device", "checkpoint_every")  # may differ when a comparison goes on
 TRIAL = ("settings", "rounds", "score", "loss")  # what tuning keeps of each
 
 
-@contextmanager
-def readable(folder: Path) -> Iterator[None]:
-    """Files that were tampered with are refused, whatever it is that they break."""
-    try:
-        yield
-    except FedtailorError:
-        raise
-    except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise BadRun(f"{folder} holds a file that was changed or cut short ({why}); restore it, or train anew") from error
-
-
 class Folder:
+    """Writes the directory of a comparison; one process at a time. A finished one is read and not written to."""
+
     def __init__(self, path: Path, config: Mapping[str, Any], resume: bool) -> None:
         self.path = path
-        holds = any((path / name).exists() for name in (CONFIG, SUMMARY))
-        if holds and not resume:
+        begun = any((path / name).exists() for name in (CONFIG, SUMMARY, MANIFEST))
+        if begun and not resume:
             raise InvalidArgument(f"{path} holds another run; resume it (fedtailor resume {path}) or give a new directory")
-        with files.saying(path):
+        with files.explained(path):
             path.mkdir(parents=True, exist_ok=True)
-        self._held = lock(path)
+        refuse_links(path)
+        self._lock = lock(path)
         try:
-            self._settle(config, holds)
+            self._begin(tomllib.loads(tomli_w.dumps(dict(config))), begun)
         except BaseException:
             self.close()
             raise
 
-    def _settle(self, config: Mapping[str, Any], holds: bool) -> None:
-        now = tomllib.loads(tomli_w.dumps(dict(config)))
-        if not holds:
-            files.write(self.path / CONFIG, tomli_w.dumps({"format": FORMAT, "version": __version__, **now}))
-            return
-        known = check_version(self.path)
-        for key in {**known, **now}:
-            if key not in ("format", "version", *CHANGES_NOTHING) and known.get(key) != now.get(key):
+    def _begin(self, config: Mapping[str, Any], begun: bool) -> None:
+        for name in ("", TUNING):
+            files.remove_unfinished(self.path / name)
+        if not begun:
+            files.write(self.path / CONFIG, tomli_w.dumps({"format": FORMAT, "version": __version__, **config}))
+        self.contents = open_contents(self.path)
+        known = {key: value for key, value in self.contents.config.items() if value != []}  # an empty list is as good as none
+        grows = _growth(known, config) if begun else ()
+        for key in {**known, **config} if begun else ():
+            if key not in ("format", "version", *CHANGES_NOTHING, *grows) and known.get(key) != config.get(key):
                 raise BadRun(
                     f"the comparison in {self.path} was begun with another {key}; resume it with that, or give a new directory"
                 )
 
+        if any(known.get(key) != config.get(key) for key in grows):
+            for name in (MANIFEST, SIGNATURE, SUMMARY):
+                (self.path / name).unlink(missing_ok=True)
+            files.write(self.path / CONFIG, tomli_w.dumps({"format": FORMAT, "version": __version__, **config}))
+            self.contents = open_contents(self.path)
+
     def of(self, place: str, seed: int) -> Path:
-        """The run directory of a method and seed."""
-        return self.path / RUNS / place / f"seed-{seed}"
+        """Return the run directory of a method and seed; refused where it is not the one that the comparison ended with."""
+        name = f"{RUNS}/{place}/seed-{seed}"
+        if self.contents.digests is not None:
+            self.contents.inside(name)
+        return self.path / name
 
     def story(self, place: str) -> dict[str, Any] | None:
-        path = self.path / TUNING / f"{place}.json"
+        """Return how a method was tuned, if it was."""
+        name = f"{TUNING}/{place}.json"
         with readable(self.path):
-            found = read_json(path)
-            if found is not None and not all(set(TRIAL) <= set(trial) for trial in found["trials"]):
-                raise BadRun(f"{path} was changed or cut short; remove it to tune anew")
-        return found
+            story = self.contents.json(name)
+            if story is not None and not all(set(TRIAL) <= set(trial) for trial in story["trials"]):
+                raise BadRun(f"{self.path / name} was changed or cut short; remove it to tune anew")
+        return story
 
     def keep(self, place: str, story: Mapping[str, Any]) -> None:
+        """Write how a method was tuned."""
         files.write_json(self.path / TUNING / f"{place}.json", story)
 
-    def finish(self, places: Mapping[str, str], seed: int, seeds: int, table: list[dict[str, Any]]) -> None:
-        files.write_json(self.path / SUMMARY, {"methods": dict(places), "seed": seed, "seeds": seeds, "table": table})
+    def add_seconds(self, label: str, seconds: float) -> None:
+        """Write down how long a step of a method's tuning took."""
+        line = json.dumps({"method": label, "seconds": seconds}) + "\n"
+        with files.open_to_append(self.path / TIMING) as file, files.explained(self.path / TIMING):
+            file.write(line.encode())
+
+    def seconds(self, label: str) -> float:
+        """Return how long a method's tuning took, in this sitting and earlier ones."""
+        if self.contents.finished:
+            return float((self.contents.json(SUMMARY) or {}).get("tuning_seconds", {}).get(label, 0.0))
+        return float(sum(line["seconds"] for line in self.contents.lines(TIMING) if line["method"] == label))
+
+    def failure(self, place: str) -> Failure | None:
+        """Return why a method failed, where there is no use in another try: it diverged, or the comparison is finished."""
+        folder = f"{RUNS}/{place}"
+        with readable(self.path):
+            facts = self.contents.json(f"{folder}/{FAILED}")
+            if facts is None:
+                return None
+            if facts["final"] or self.contents.finished:
+                return Failure(str(facts["reason"]), final=True)
+        for name in (FAILED, ERROR):
+            (self.path / folder / name).unlink(missing_ok=True)
+        return None
+
+    def fail(self, place: str, failure: Failure) -> None:
+        """Write down why a method failed, and where in the code."""
+        files.write(self.path / RUNS / place / ERROR, failure.trace)
+        files.write_json(self.path / RUNS / place / FAILED, {"reason": failure.reason, "final": failure.final})
+
+    def finish(self, places: Mapping[str, str], summary: Mapping[str, Any]) -> None:
+        """Write the summary, then the manifest: from then on the comparison is finished. ``places`` are those of all methods."""
+        if self.contents.finished:
+            return
+        failed = {places[label] for label in summary["failed"]}
+        measured = {label: place for label, place in places.items() if place not in failed}
+        files.write_json(self.path / SUMMARY, {"methods": measured, **summary})
+        seeds = range(summary["seed"], summary["seed"] + summary["seeds"])
+        runs = [self.path / RUNS / place / f"seed-{seed}" / MANIFEST for place in measured.values() for seed in seeds]
+        others = [self.path / TUNING / f"{place}.json" for place in places.values()]
+        others += [self.path / RUNS / place / name for place in failed for name in (FAILED, ERROR)]
+        if all(path.exists() for path in runs):  # those that an earlier version finished have none
+            paths = [*runs, *(path for path in others if path.exists())]
+            write_manifest(self.path, [CONFIG, SUMMARY, *(path.relative_to(self.path).as_posix() for path in paths)])
 
     def close(self) -> None:
-        self._held.close()
+        self._lock.close()
+
+
+def _growth(known: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the settings that may differ because a comparison is given more: methods beside those it has, or more rounds for
+    all of them (settings that were tuned for fewer rounds are others, so not there)."""
+    out: tuple[str, ...] = ()
+    if all(config.get("set", {}).get(label) == values for label, values in known.get("set", {}).items()):
+        out = ("methods", "set")
+    if not known.get("tune") and known.get("rounds", 0) < config.get("rounds", 0):
+        out = (*out, "rounds", "evaluate_every")
+    return out
 
 
 def read(folder: Path) -> dict[str, list[Record]]:
-    """The records of a finished comparison (or of one run), from disk alone."""
+    """Return the records of a finished comparison (or of one run), from disk alone."""
     with readable(folder):
-        if check_version(folder).get("command") == "compare":
-            return _comparison(folder)
-        found = record.read(folder)
-        return {found.label: [found]}
+        contents = open_contents(folder)
+        note_missing_digests(contents)
+        if contents.config.get("command") == "compare":
+            return records_of(contents)
+        only = record.read(contents)
+        return {only.label: [only]}
 
 
-def _comparison(folder: Path) -> dict[str, list[Record]]:
-    summary = read_json(folder / SUMMARY)
-    if summary is None:
-        raise BadRun(f"the comparison in {folder} is not finished; go on with it: fedtailor resume {folder}")
-    out = {}
+def records_of(contents: Contents) -> dict[str, list[Record]]:
+    """Return the records of a finished comparison."""
+    summary = summary_of(contents)
+    spent = summary.get("tuning_seconds", {})
+    records = {}
     for label, place in summary["methods"].items():
-        story = read_json(folder / TUNING / f"{place}.json")
+        story = contents.json(f"{TUNING}/{place}.json")
         seeds = range(summary["seed"], summary["seed"] + summary["seeds"])
-        out[label] = [replace(record.read(folder / RUNS / place / f"seed-{n}", label), tuning=story) for n in seeds]
-    return out
+        runs = [record.read(contents.inside(f"{RUNS}/{place}/seed-{seed}"), label) for seed in seeds]
+        more = {"tuning_seconds": spent[label]} if label in spent else {}
+        if "noise" in runs[0].summary:
+            more |= summary.get("privacy", {})
+        records[label] = [replace(run, tuning=story, summary={**run.summary, **more}) for run in runs]
+    return records
+
+
+def failures_of(folder: Path) -> dict[str, str]:
+    """Return why methods of a finished comparison failed, by label; nothing of one run."""
+    with readable(folder):
+        contents = open_contents(folder)
+        return {} if contents.config.get("command") != "compare" else dict(summary_of(contents).get("failed", {}))
+
+
+def summary_of(contents: Contents) -> dict[str, Any]:
+    """Return the summary of a finished comparison."""
+    contents.require_finished("comparison")
+    summary = contents.json(SUMMARY)
+    if summary is None:
+        raise BadRun(f"{contents.folder / SUMMARY} is missing; restore it from a copy, or train anew")
+    return summary

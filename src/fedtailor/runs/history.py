@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -12,7 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from fedtailor import tree
-from fedtailor.algorithms.base import Algorithm
+from fedtailor.algorithms.base import Algorithm, opened
+from fedtailor.data.columns import is_frame
 from fedtailor.data.federation import Federation
 from fedtailor.data.tokens import as_tokens
 from fedtailor.errors import ModelMismatch
@@ -20,10 +22,15 @@ from fedtailor.runs.record import Record, per_client
 from fedtailor.runs.store import Store
 from fedtailor.task import Task
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 class _Plan(Protocol):
     @property
     def federation(self) -> Federation: ...
+
+    def sent_after(self, shared: Any, server: Any, done: int, rounds: int) -> Any: ...
 
 
 class _Engine(Protocol):
@@ -32,12 +39,17 @@ class _Engine(Protocol):
 
     def personal(self, shared: Any, client: int, store: Store) -> Any: ...
 
+    def personal_chunks(self, shared: Any, store: Store) -> Iterator[tuple[NDArray[np.int64], Any]]: ...
+
     def newborn(self, shared: Any) -> Any: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Personal(Sequence[Any]):
-    """The tree each client predicts with, by position or by name; made when asked for."""
+    """The tree each client predicts with, by position or by name; made when asked for.
+
+    What the server sends to one client only is in it as well (``algorithms.base.RECEIVED``).
+    """
 
     run: Run
     _made: dict[int, Any] = field(default_factory=dict)
@@ -81,57 +93,103 @@ class Run:
 
     personal: Personal = field(init=False)
 
+    @cached_property
+    def sent(self) -> Any:
+        """Return what the server would send now, to everyone and to each client (``engine.base.Sent``)."""
+        done = self.summary.get("kept_round", len(self.history) - 1) + 1
+        return self.engine.plan.sent_after(self.shared, self.server, done, len(self.history))
+
     def __repr__(self) -> str:
-        name = "mse" if self.task.kind == "regression" else "acc"
+        score, name = self.task.score, self.task.score.name
         own, common = self.summary[f"{name}_personal"], self.summary[f"{name}_global"]
-        shared = "no shared model" if common is None else f"{name}_global={common:.4f}"
-        return f"Run({self.summary['algorithm']}, {self.summary['rounds']} rounds, {name}_personal={own:.4f}, {shared})"
+        shared = "no shared model" if common is None else f"{name}_global={score.cell(common)}"
+        own = float("nan") if own is None else own
+        return f"Run({self.summary['algorithm']}, {self.summary['rounds']} rounds, {name}_personal={score.cell(own)}, {shared})"
 
-    def predict(self, client: int | str, x: ArrayLike | Tensor) -> Tensor:
-        """A client's logits (one number per row in regression on one target)."""
+    def predict(self, client: int | str, x: ArrayLike | Tensor | pd.DataFrame, as_frame: bool = False) -> Any:
+        """Return a client's logits (one number per row in regression on one target).
+
+        x holds features; where the federation came from a table, it may be a DataFrame with the table's columns. With
+        ``as_frame`` the answer is a DataFrame: the prediction of every row (in the label's units) and, of classes, their
+        probabilities.
+        """
         i = self.federation.index(client)
-        return self._answer(self.personal[i], x)
+        rows = self._features(x, self.federation.names[i])
+        return (
+            self._frame(self._answer(self.personal[i], rows, raw=True), x) if as_frame else self._answer(self.personal[i], rows)
+        )
 
-    def predict_global(self, x: ArrayLike | Tensor) -> Tensor:
-        """The shared model's logits, with no local step: what a newcomer predicts with."""
-        if not tree.leaves(self.shared):
+    def _features(self, x: Any, client: str | None = None) -> Any:
+        if not is_frame(x):
+            return x
+        if self.federation.schema is None:
+            raise ModelMismatch("the federation came from no table, so a DataFrame's columns mean nothing to it; give an array")
+        return self.federation.schema.encode(x, client)
+
+    def _frame(self, logits: Tensor, x: Any) -> pd.DataFrame:
+        import pandas as pd
+
+        schema, classes = self.federation.schema, self.federation.classes
+        names = classes or [str(i) for i in range(logits.shape[-1])]
+        columns = self.task.kind.written(logits, names, (lambda values: values) if schema is None else schema.restore)
+        return pd.DataFrame(columns, index=x.index if is_frame(x) else None)
+
+    def predict_global(self, x: ArrayLike | Tensor | pd.DataFrame) -> Tensor:
+        """Return the shared model's logits, with no local step: what a newcomer predicts with."""
+        x = self._features(x)
+        if not tree.leaves(self.sent.newcomer):
             raise ModelMismatch(f"{self.summary['algorithm']} has no shared model; use predict(client, x)")
-        return self._answer(self.engine.newborn(self.shared), x)
+        return self._answer(self.engine.newborn(self.sent), x)
 
     def tree_of(self, i: int) -> Any:
-        """The tree with which the i-th client predicts."""
+        """Return the tree with which the i-th client predicts."""
         name = self.federation.names[i]
-        places = [(self.engine, self.store), *([] if self.outside is None else [self.outside])]
-        for engine, store in places:
-            names = engine.plan.federation.names
-            if name in names:
-                return engine.personal(self.shared, names.index(name), store)
+        for engine, store, sent in self._parties():
+            positions = engine.plan.federation.positions
+            if name in positions:
+                return engine.personal(sent, positions[name], store)
         raise KeyError(name)
 
+    def personal_chunks(self) -> Iterator[tuple[NDArray[np.int64], Any]]:
+        """Yield everybody's personal trees, some clients at a time: (their numbers, leaves [clients, ...])."""
+        for engine, store, sent in self._parties():
+            numbers = np.array([self.federation.positions[name] for name in engine.plan.federation.names], np.int64)
+            for ids, stack in engine.personal_chunks(sent, store):
+                yield numbers[ids], stack
+
+    def _parties(self) -> list[tuple[_Engine, Store, Any]]:
+        """Return the clients that were trained, and those that were held out: (engine, store, what they are sent)."""
+        trained = [(self.engine, self.store, self.sent)]
+        return trained if self.outside is None else [*trained, (*self.outside, self.sent.to_newcomers())]
+
     def model(self, client: int | str | None = None) -> dict[str, Tensor]:
-        """A client's model (or the shared one) as name -> tensor, copied, with what is frozen in it; refused where no single
-        model gives its predictions."""
+        """Return a client's model (or the shared one) as name -> tensor, copied, with what is frozen in it.
+
+        It is refused where no single model gives the predictions.
+        """
         state = {} if client is None else self.personal[self.federation.index(client)]
-        parts = {**self.shared.get("model", {}), **state.get("model", {})}
-        found = {name: parts[name].clone() for name in self.task.names if name in parts}
-        x = self.federation.train.x[:4]
-        wanted = None if tuple(found) != self.task.names else self._answer(state, x, raw=True) if client is not None else None
-        with torch.no_grad():
-            fits = tuple(found) == self.task.names and (wanted is None or torch.allclose(self.task.apply(found, x), wanted))
+        received, own = (self.sent.newcomer, {}) if client is None else opened(self.shared, state)
+        parts = {**received.get("model", {}), **own.get("model", {})}
+        model = {name: parts[name].clone() for name in self.task.names if name in parts}
+        fits = tuple(model) == self.task.names
+        if fits and client is not None:
+            x = self.federation.train.x[:4]
+            with torch.no_grad():
+                fits = torch.allclose(self.task.apply(model, x), self._answer(state, x, raw=True))
         if not fits:
             raise ModelMismatch(f"no single model gives {self.summary['algorithm']}'s predictions there; use predict or personal")
-        return {**found, **{name: value.clone() for name, value in self.task.held.items()}}
+        return {**model, **{name: value.clone() for name, value in self.task.held.items()}}
 
     def state_dict(self, client: int | str | None = None) -> dict[str, Tensor]:
-        """``model`` with torch's names, for ``module.load_state_dict(..., strict=False)`` (integer buffers never travel)."""
+        """Return ``model`` with torch's names, for ``module.load_state_dict(..., strict=False)``: integer buffers stay behind."""
         return {name.removeprefix(tree.BUFFER): value for name, value in self.model(client).items()}
 
     def per_client(self) -> Iterator[tuple[str, dict[str, float | None]]]:
-        """(name, measures on the client's own test rows) of every client that took part."""
+        """Yield (name, measures on the client's own test rows) of every client that took part."""
         yield from per_client(self.engine.plan.federation.names, self.clients)
 
     def record(self, label: str | None = None) -> Record:
-        """The measures and settings without the parameters: what a report is made of."""
+        """Return the measures and settings without the parameters: what a report is made of."""
         return Record(
             label=label or self.summary["algorithm"],
             kind=self.task.kind,
@@ -154,6 +212,6 @@ class Run:
             shape = ", ".join(["rows", *map(str, want)])
             raise ModelMismatch(f"rows have shape {have} but the model was trained on {want}; give x of shape ({shape})")
         with torch.no_grad():
-            logits = self.algorithm.predict(self.task, self.shared, personal, rows)
-        single = not raw and self.task.kind == "regression" and self.federation.train.y.dim() == 1
+            logits = self.algorithm.predict(self.task, *opened(self.shared, personal), rows)
+        single = not raw and self.task.kind.least_squares and self.federation.train.y.dim() == 1
         return logits.reshape(len(rows)) if single else logits

@@ -7,9 +7,9 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,111 +20,167 @@ from numpy.typing import NDArray
 from fedtailor.errors import BadRun, InvalidArgument
 from fedtailor.runs import checkpoint, files
 from fedtailor.runs.checkpoint import Checkpoint
+from fedtailor.runs.contents import digest, note_missing_digests, open_contents, readable, write_manifest
 from fedtailor.runs.layout import (
     CHECKPOINTS,
     CONFIG,
     FORMAT,
     HISTORY,
     IDENTITY,
+    MANIFEST,
+    MODELS,
+    SIGNATURE,
     SUMMARY,
     TIMING,
-    check_version,
-    lines_of,
     lock,
-    read_json,
+    refuse_links,
 )
 from fedtailor.runs.record import per_client
 from fedtailor.version import __version__
 
 EVERY_CLIENT = 10_000  # with more clients than this, only the last evaluation is written client by client
 PAUSE = 2.0  # seconds between checkpoints, at least
+LONGEST = 1e12  # seconds of a round
+LENGTH = ("rounds", "evaluate_every")  # of a run's identity: what is another where it is given more rounds
 SHARE = 20  # checkpoints take at most one part in this of the time
 
 
 @dataclass(frozen=True)
-class Found:
+class Earlier:
     """What a directory holds of a run: the newest checkpoint, the records up to it, and the summary if it is finished."""
 
     checkpoint: Checkpoint
     records: list[dict[str, Any]]
     summary: dict[str, Any] | None
+    lengthened: bool = False  # the last record is that of what was then the last round
+
+    @property
+    def seconds(self) -> float:
+        """Time taken up to the checkpoint."""
+        return float(self.checkpoint.facts.get("seconds", sum(record["seconds"] for record in self.records)))
 
 
 class Journal:
-    """Writes the run directory ``folder``; one process at a time."""
+    """Writes the run directory ``folder``; one process at a time. A finished run is read and not written to.
+
+    A run that is to have more rounds than it was begun with is opened again; ``lengthen``, given how many it had, refuses that.
+    """
 
     def __init__(
-        self, folder: Path, config: Mapping[str, Any], identity: Mapping[str, Any], resume: bool, every: int | None
+        self,
+        folder: Path,
+        config: Mapping[str, Any],
+        identity: Mapping[str, Any],
+        resume: bool,
+        every: int | None,
+        lengthen: Callable[[int], None] | None = None,
     ) -> None:
-        self.folder, self.every = folder, every
-        holds = any((folder / name).exists() for name in (SUMMARY, HISTORY, CONFIG))
-        if holds and not resume:
+        self.folder, self.every, self.lengthen = folder, every, lengthen
+        begun = any((folder / name).exists() for name in (MANIFEST, SUMMARY, HISTORY, CONFIG))
+        if begun and not resume:
             raise InvalidArgument(f"{folder} holds another run; resume it (fedtailor resume {folder}) or give a new directory")
-        with files.saying(folder):
+        with files.explained(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        self._open_files: list[IO[Any]] = []
+        self._open_files: list[IO[bytes]] = []
         try:
-            self._begin(config, identity, holds)
+            refuse_links(folder)
+            self._open_files.append(lock(folder))
+            self._begin(config, identity, begun)
         except BaseException:
             self.close()
             raise
 
-    def _begin(self, config: Mapping[str, Any], identity: Mapping[str, Any], holds: bool) -> None:
-        folder = self.folder
-        self._open_files.append(lock(folder))
-        if holds:
-            check_version(folder)
-        known = read_json(folder / IDENTITY) if holds else None
-        if known is None:  # new, or stopped before it had begun
-            files.write(folder / CONFIG, tomli_w.dumps({"format": FORMAT, "version": __version__, **config}))
-            files.write_json(folder / IDENTITY, dict(identity))
+    def _begin(self, config: Mapping[str, Any], identity: Mapping[str, Any], begun: bool) -> None:
+        for name in ("", CHECKPOINTS, MODELS):
+            files.remove_unfinished(self.folder / name)
+        contents = open_contents(self.folder) if begun else None
+        known = None if contents is None else contents.json(IDENTITY)
+        self.earlier: Earlier | None = None
+        if contents is None or known is None:  # new, or stopped before it had begun
+            if contents is not None and contents.finished:
+                raise BadRun(f"{self.folder / IDENTITY} is missing; restore it from a copy, or train anew")
+            files.write(self.folder / CONFIG, tomli_w.dumps({"format": FORMAT, "version": __version__, **config}))
+            files.write_json(self.folder / IDENTITY, dict(identity))
+            self.contents = open_contents(self.folder)
         else:
-            _compare(folder, known, json.loads(json.dumps(dict(identity))))
-        self.found = self._find() if known is not None else None
-        self._open(self.found)
+            now = json.loads(json.dumps(dict(identity)))
+            longer = self.lengthen is not None and _is_longer(known, now)
+            _compare(self.folder, {**known, **{key: now.get(key) for key in LENGTH}} if longer else known, now)
+            self.contents = contents
+            with readable(self.folder):
+                self.earlier = self._read()
+            if longer:
+                self._lengthen(known["rounds"], config, identity)
+        if self.earlier is None or self.earlier.summary is None:
+            self._open(self.earlier)
+
+    def _lengthen(self, before: int, config: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+        """Open a run again that was begun for fewer rounds, finished or not."""
+        assert self.lengthen is not None
+        self.lengthen(before)
+        if self.earlier is not None and self.earlier.records and "stopped" in self.earlier.records[-1]:
+            why = self.earlier.records[-1]["stopped"]
+            raise BadRun(f"the run in {self.folder} ended by itself ({why}); more rounds would not change it")
+        for name in (MANIFEST, SIGNATURE):
+            (self.folder / name).unlink(missing_ok=True)
+        files.write(self.folder / CONFIG, tomli_w.dumps({"format": FORMAT, "version": __version__, **config}))
+        files.write_json(self.folder / IDENTITY, dict(identity))
+        self.contents = open_contents(self.folder)
+        if self.earlier is not None:
+            whole = len(self.earlier.records) == before
+            self.earlier = replace(self.earlier, summary=None, lengthened=whole)
 
     # -- reading -----------------------------------------------------------------------------------------------------
-    def _find(self) -> Found | None:
-        kept = checkpoint.newest(self.folder / CHECKPOINTS, self._reaches)
-        if kept is None:
-            if lines_of(self.folder / HISTORY):
-                warnings.warn(f"{self.folder} holds no checkpoint that can be used; the run begins anew", stacklevel=4)
+    def _read(self) -> Earlier | None:
+        contents, last = self.contents, self._last_checkpoint()
+        if last is None:
+            if contents.lines(HISTORY):
+                warnings.warn(f"{self.folder} holds no checkpoint that can be used; the run begins anew", stacklevel=5)
             return None
-        lines = lines_of(self.folder / HISTORY, kept.facts["history_bytes"])
-        spent = {line["round"]: line["seconds"] for line in lines_of(self.folder / TIMING)}
+        lines = contents.lines(HISTORY, last.facts["history_bytes"])
+        spent = _seconds(contents.lines(TIMING))
         records = [{**line, "seconds": spent.get(line["round"], 0.0)} for line in lines if "client" not in line]
-        return Found(kept, records, read_json(self.folder / SUMMARY) if kept.facts.get("finished") else None)
+        finished = contents.finished and last.facts.get("finished")
+        return Earlier(last, records, contents.json(SUMMARY) if finished else None)
 
-    def _reaches(self, facts: dict[str, Any]) -> bool:
-        """True if the history is there, unchanged, up to where the checkpoint was written."""
-        path = self.folder / HISTORY
-        if not path.exists():
-            return facts["history_bytes"] == 0
-        with open(path, "rb") as file:
-            data = file.read(facts["history_bytes"])
-        return len(data) == facts["history_bytes"] and hashlib.sha256(data).hexdigest() == facts["history_sha256"]
+    def _last_checkpoint(self) -> Checkpoint | None:
+        if self.contents.digests is not None:
+            return checkpoint.of_finished(self.contents)
+        note_missing_digests(self.contents)
+        history = self.contents.read(HISTORY) or b""
 
-    def _open(self, found: Found | None) -> None:
-        """Cut the history back to the checkpoint and go on from there."""
-        length = 0 if found is None else found.checkpoint.facts["history_bytes"]
-        with files.saying(self.folder / HISTORY):
-            self._history = self._opened(HISTORY, "ab")
-            self._history.truncate(length)
-            self._hash = hashlib.sha256((self.folder / HISTORY).read_bytes())
-            files.write(self.folder / TIMING, "".join(map(_timing, found.records)) if found else "")
-            self._timing = self._opened(TIMING, "ab")
-        self._length, self._saved, self._cost = length, time.perf_counter(), 0.0
+        def reached(facts: dict[str, Any]) -> bool:
+            """Whether the history is there, unchanged, up to where the checkpoint was written."""
+            data = history[: facts["history_bytes"]]
+            return len(data) == facts["history_bytes"] and digest(data) == facts["history_sha256"]
+
+        return checkpoint.newest(self.folder / CHECKPOINTS, reached)
+
+    def _open(self, earlier: Earlier | None) -> None:
+        """Cut the history back to the checkpoint, to go on from there."""
+        length = 0 if earlier is None else earlier.checkpoint.facts["history_bytes"]
+        history = (self.contents.read(HISTORY) or b"")[:length]
+        if earlier is not None and earlier.lengthened:  # its last round is written anew
+            history = _before(history, len(earlier.records) - 1)
+            length = len(history)
+        files.write(self.folder / HISTORY, history)
+        timed = [] if earlier is None else earlier.records[:-1] if earlier.lengthened else earlier.records
+        files.write(self.folder / TIMING, "".join(map(_timing, timed)))
+        self._history, self._timing = (files.open_to_append(self.folder / name) for name in (HISTORY, TIMING))
+        self._open_files += [self._history, self._timing]
+        self._hash, self._length = hashlib.sha256(history), length
+        self._saved, self._cost = time.perf_counter(), 0.0
 
     # -- writing -----------------------------------------------------------------------------------------------------
     def record(
         self, record: Mapping[str, Any], names: Sequence[str], clients: Mapping[str, NDArray[np.float64]] | None, last: bool
     ) -> None:
-        """A line for the round, and one per client if it was evaluated. Time goes to a file of its own: it never repeats."""
+        """Write a line for the round, and one per client if it was evaluated. Time, which never repeats, has its own file."""
         lines = [{k: v for k, v in record.items() if k != "seconds"}]
         if clients is not None and (last or len(names) <= EVERY_CLIENT):
             lines += [{"round": record["round"], "client": name, **measures} for name, measures in per_client(names, clients)]
         data = "".join(json.dumps(line) + "\n" for line in lines).encode()
-        with files.saying(self._path(HISTORY)):
+        with files.explained(self.folder / HISTORY):
             self._history.write(data)
             self._history.flush()
             self._timing.write(_timing(record).encode())
@@ -133,47 +189,74 @@ class Journal:
         self._length += len(data)
 
     def due(self, number: int) -> bool:
-        """True when ``number`` rounds are done and it is time for a checkpoint."""
+        """Return whether it is time for a checkpoint, ``number`` rounds being done."""
         if self.every is not None:
             return number % self.every == 0
         return time.perf_counter() - self._saved > max(PAUSE, SHARE * self._cost)
 
     def checkpoint(self, number: int, state: Any, facts: Mapping[str, Any]) -> None:
         began = time.perf_counter()
-        with files.saying(self._path(HISTORY)):
+        with files.explained(self.folder / HISTORY):
             os.fsync(self._history.fileno())
         own = {"format": FORMAT, "history_bytes": self._length, "history_sha256": self._hash.hexdigest()}
         checkpoint.save(self.folder / CHECKPOINTS, Checkpoint(number, state, {**facts, **own}))
         self._saved = time.perf_counter()
         self._cost = self._saved - began
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """The summary is written last: a directory that has one is a finished run."""
-        files.write_json(self._path(SUMMARY), summary)
+    def digests(self) -> dict[str, str]:
+        """Return the digests of all files but the summary, the last to be written."""
+        for file in (self._history, self._timing):
+            with files.explained(self.folder / HISTORY):
+                os.fsync(file.fileno())
+        names = [CONFIG, HISTORY, TIMING, *(path.relative_to(self.folder).as_posix() for path in self._results())]
+        return {name: digest(files.read(self.folder / name)) for name in names}
+
+    def finish(self, summary: Mapping[str, Any], digests: Mapping[str, str]) -> None:
+        """Write the summary, then the manifest, with the ``digests`` of the others: from then on the run is finished."""
+        files.write_json(self.folder / SUMMARY, summary)
+        write_manifest(self.folder, [SUMMARY], digests)
+
+    def _results(self) -> list[Path]:
+        """Return the files of models/ and checkpoints/; a secret is not among them, whose owner may take it away."""
+        paths = (path for name in (MODELS, CHECKPOINTS) for path in (self.folder / name).iterdir())
+        return sorted(path for path in paths if path.suffix in (".json", ".safetensors"))
 
     def close(self) -> None:
         for file in self._open_files:
             with suppress(OSError):  # a full disk was said before; what the file lacks is cut off when the run goes on
                 file.close()
 
-    def _path(self, name: str) -> Path:
-        return self.folder / name
 
-    def _opened(self, name: str, mode: str) -> IO[Any]:
-        file: IO[Any] = open(self.folder / name, mode)  # noqa: SIM115 (closed by close)
-        self._open_files.append(file)
-        return file
+def _seconds(lines: Sequence[Any]) -> dict[int, float]:
+    """Return the seconds of each round; time is no result, so a line that makes no sense is left out."""
+    good = [line for line in lines if isinstance(line, dict) and _is_duration(line.get("seconds"))]
+    return {line["round"]: float(line["seconds"]) for line in good if isinstance(line.get("round"), int)}
+
+
+def _is_duration(seconds: Any) -> bool:
+    return isinstance(seconds, (int, float)) and 0 <= seconds < LONGEST
 
 
 def _timing(record: Mapping[str, Any]) -> str:
     return json.dumps({"round": record["round"], "seconds": record["seconds"]}) + "\n"
 
 
+def _is_longer(known: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    before, after = known.get("rounds"), now.get("rounds")
+    return isinstance(before, int) and isinstance(after, int) and before < after
+
+
+def _before(history: bytes, number: int) -> bytes:
+    """Return the lines of a history up to a round."""
+    lines = history.splitlines(keepends=True)
+    return b"".join(line for line in lines if json.loads(line)["round"] < number)
+
+
 def _compare(folder: Path, known: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    for what in {**known, **now}:
-        if known.get(what) != now.get(what):
+    for key in {**known, **now}:
+        if known.get(key) != now.get(key):
             names = {"data": "other data", "start": "another start"}
-            shown = names.get(what) or f"{what}={_word(known.get(what))}, not {_word(now.get(what))}"
+            shown = names.get(key) or f"{key}={_word(known.get(key))}, not {_word(now.get(key))}"
             raise BadRun(
                 f"the run in {folder} was begun with {shown}; resume it with what it began with, or give a new directory"
             )

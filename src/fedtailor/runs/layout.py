@@ -1,81 +1,75 @@
-"""The run directory: which file is which, and how it is read."""
+"""The run directory: which file is which, who is at work in it, and what may not be there."""
 
 from __future__ import annotations
 
 import fcntl
-import json
-import tomllib
+import os
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from fedtailor.errors import BadRun
 from fedtailor.runs import files
-from fedtailor.version import __version__
 
-FORMAT = 1  # of the run directory; a newer one is refused
+FORMAT = 2  # of the run directory; a newer one is refused. From 2 on, a finished one has a manifest
 
 CONFIG = "config.toml"
 HISTORY = "history.jsonl"
 TIMING = "timing.jsonl"
 SUMMARY = "summary.json"
+MANIFEST = "manifest.json"
+SIGNATURE = "manifest.sig"
 CHECKPOINTS = "checkpoints"
 IDENTITY = "checkpoints/identity.json"
 MODELS = "models"
+ONBOARDED = "onboarded"  # models of clients that came after the run was finished; not part of its manifest
 RUNS = "runs"
 TUNING = "tuning"
+FAILED = "failed.json"  # in the folder of a method of a comparison: why it could not be measured
+ERROR = "error.txt"  # beside it: where in the code
 LOCK = ".lock"
+FILES = (CONFIG, HISTORY, TIMING, SUMMARY, MANIFEST, SIGNATURE, LOCK)
+FOLDERS = (CHECKPOINTS, MODELS, ONBOARDED, RUNS, TUNING)
 
 
 def lock(folder: Path) -> IO[bytes]:
     """Hold the directory for this process, as long as the file returned is open."""
-    with files.saying(folder / LOCK):
-        held = open(folder / LOCK, "wb")  # noqa: SIM115 (the caller closes it)
+    lock_file = files.open_to_append(folder / LOCK)
     try:
-        fcntl.lockf(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock: workers would inherit it and outlive us
+        fcntl.lockf(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock: workers would inherit it and outlive us
     except OSError as error:
-        held.close()
+        lock_file.close()
         raise BadRun(f"another process is at work in {folder}; wait for it or stop it first") from error
-    return held
+    return lock_file
 
 
-def check_version(folder: Path) -> dict[str, Any]:
-    """The configuration of a run directory; refused where it is none or comes from a newer version."""
-    path = folder / CONFIG
+def refuse_links(folder: Path) -> None:
+    """Refuse a directory in which one of our files or folders is a link, a pipe or a device: it would lead elsewhere."""
+    for path in (folder / name for name in FILES):
+        _refuse_unless(stat.S_ISREG, path)
+    for path in (folder / name for name in FOLDERS):
+        _refuse_unless(stat.S_ISDIR, path)
+        for entry in _below(path):
+            _refuse_unless(_is_file_or_folder if path.name == RUNS else stat.S_ISREG, entry)
+
+
+def _is_file_or_folder(mode: int) -> bool:
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    for root, folders, names in os.walk(folder):  # which follows no link
+        yield from (Path(root, name) for name in (*folders, *names))
+
+
+def _refuse_unless(allowed: Callable[[int], bool], path: Path) -> None:
     try:
-        config = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise BadRun(f"{folder} is not a run directory (it has no {CONFIG})") from None
-    except (OSError, ValueError) as error:
-        raise BadRun(f"{path} cannot be read ({error}); give the directory of a run") from error
-    made = config.get("format")
-    if not isinstance(made, int):
-        raise BadRun(f"{path} does not say which format the directory has; it was not written by fedtailor")
-    if made > FORMAT:
-        raise BadRun(
-            f"{folder} was written by fedtailor {config.get('version')}, newer than this {__version__}; upgrade fedtailor"
-        )
-    return config
-
-
-def lines_of(path: Path, length: int | None = None) -> list[dict[str, Any]]:
-    """The whole lines of a json-lines file (a last line cut short is left out)."""
-    try:
-        data = path.read_bytes()[:length]
-    except FileNotFoundError:
-        return []
-    out = []
-    for line in data.split(b"\n")[:-1]:
-        try:
-            out.append(json.loads(line))
-        except ValueError:
-            break
-    return out
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        return dict(json.loads(path.read_text()))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError) as error:
-        raise BadRun(f"{path} cannot be read ({error}); the run cannot be resumed") from error
+        mode = path.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise BadRun(f"{path} cannot be read ({error.strerror}); check who may read it") from error
+    if not allowed(mode):
+        kind = "a link" if stat.S_ISLNK(mode) else "not what it should be"
+        raise BadRun(f"{path} is {kind}; a run directory holds files and folders only: put the original in its place")

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import ChainMap
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtailor import models as networks
 from fedtailor import tree
-from fedtailor.algorithms.base import Algorithm
-from fedtailor.algorithms.settings import make, settings, slug
+from fedtailor.algorithms.base import RECEIVED, Algorithm, opened
+from fedtailor.algorithms.settings import build, recall, settings, spec
+from fedtailor.data.federation import Federation
 from fedtailor.data.schema import Schema
 from fedtailor.data.tokens import as_tokens
 from fedtailor.data.vocabulary import Vocabulary
 from fedtailor.errors import BadRun, InvalidArgument, ModelMismatch
-from fedtailor.runs import files
-from fedtailor.runs.checkpoint import digest
-from fedtailor.runs.folder import readable
+from fedtailor.runs import files, onboarded
+from fedtailor.runs.contents import Contents, digest, note_missing_digests, open_contents, readable
 from fedtailor.runs.history import Run
-from fedtailor.runs.layout import MODELS, check_version, read_json
+from fedtailor.runs.layout import MODELS
+from fedtailor.runs.personal import PersonalTrees, stacked
 from fedtailor.task import Task
-from fedtailor.task.losses import BY_KIND
+from fedtailor.task.kinds import kind_of
 
+SMALL = 1 << 20  # parameters that a network may always have
 LARGEST = 4 << 30  # bytes of personal models that are written out; beyond, they are in the checkpoint only
 
 
@@ -37,37 +41,45 @@ class Saved:
     algorithm: Algorithm
     task: Task
     shared: Any
-    personal: dict[str, Any]  # by client
+    personal: Mapping[str, Any]  # by client
+    newcomer: Any  # what a client that was not there predicts with, beside ``shared``
     schema: Schema | None
+    config: Mapping[str, Any]  # what the run was asked to do
+    onboarded: tuple[str, ...] = ()  # the clients that came later
 
     @property
     def tokens(self) -> int:
-        """The size of the vocabulary, where the model reads tokens."""
+        """Return the size of the vocabulary, where the model reads tokens."""
         return int(self.facts.get("tokens", 0))
 
     @property
     def vocabulary(self) -> Vocabulary | None:
-        """What the tokens stand for, where it is known."""
-        kept = self.facts.get("vocabulary")
-        return None if kept is None else Vocabulary.from_json(kept)
+        """Return what the tokens stand for, where it is known."""
+        vocabulary = self.facts.get("vocabulary")
+        return None if vocabulary is None else Vocabulary.from_json(vocabulary)
 
     @property
     def clients(self) -> list[str]:
-        return list(self.facts["clients"])
+        return [*self.facts["clients"], *self.onboarded]
+
+    @property
+    def has_shared(self) -> bool:
+        """Whether there is a model for clients that were not there."""
+        return bool(tree.leaves(self.shared)) or RECEIVED in self.newcomer
 
     def of(self, client: str | None) -> Any:
-        """The tree a client predicts with; None is a newcomer, who has the shared model only."""
+        """Return the tree a client predicts with; None is a newcomer, who has the shared model only."""
         if client is None:
-            if not tree.leaves(self.shared):
+            if not self.has_shared:
                 raise ModelMismatch(f"{self.facts['algorithm']} has no shared model; name a client")
-            return self.personal.get("", {})
-        if client not in self.facts["clients"]:
+            return self.newcomer
+        if client not in self.personal:
             more = ", ..." if len(self.clients) > 8 else ""
             raise InvalidArgument(f"no client {client!r}; the clients are {', '.join(self.clients[:8])}{more}")
         return self.personal[client]
 
     def predict(self, client: str | None, x: Any) -> Tensor:
-        """Logits (regression: the numbers) for rows of features, or of tokens."""
+        """Return logits (regression: the numbers) for rows of features, or of tokens."""
         shape = tuple(self.facts["shape"])
         if self.tokens:
             rows = as_tokens(x, self.tokens, shape[0])
@@ -76,56 +88,63 @@ class Saved:
             if tuple(rows.shape[1:]) != shape:
                 raise ModelMismatch(f"rows have shape {tuple(rows.shape[1:])} but the model was trained on {shape}")
         with torch.no_grad():
-            return self.algorithm.predict(self.task, self.shared, self.of(client), rows)
+            return self.algorithm.predict(self.task, *opened(self.shared, self.of(client)), rows)
 
     def weights(self, client: str | None) -> dict[str, Tensor]:
-        """A client's model (or the shared one) with torch's names; refused where no single model predicts."""
-        state = self.of(client)
-        parts = {**self.shared.get("model", {}), **state.get("model", {})}
-        found = {name: parts[name] for name in self.task.names if name in parts}
-        whole = tuple(found) == self.task.names
+        """Return a client's model (or the shared one) with torch's names; refused where no single model predicts."""
+        received, own = opened(self.shared, self.of(client))
+        parts = {**received.get("model", {}), **own.get("model", {})}
+        model = {name: parts[name] for name in self.task.names if name in parts}
+        whole = tuple(model) == self.task.names
         if whole:
             rows = torch.randint(2, (4, *self.facts["shape"]), generator=torch.Generator().manual_seed(0))
             with torch.no_grad():
-                like = rows if self.tokens else rows.to(next(iter(found.values())))
-                whole = torch.allclose(self.task.apply(found, like), self.predict(client, rows))
+                like = rows if self.tokens else rows.to(next(iter(model.values())))
+                whole = torch.allclose(self.task.apply(model, like), self.predict(client, rows))
         if not whole:
             raise ModelMismatch(f"{self.facts['algorithm']} does not predict with a single model; use predict")
-        whole_model = {**self.task.held, **found}
-        return {name.removeprefix(tree.BUFFER): value.contiguous() for name, value in whole_model.items()}
+        return {name.removeprefix(tree.BUFFER): value.contiguous() for name, value in {**self.task.held, **model}.items()}
 
 
-def save(run: Run, model: Any, bias: bool, seed: int, dtype: str, folder: Path) -> None:
+def save(run: Run, model: Any, options: Mapping[str, Any], folder: Path) -> None:
     """Write ``models/``: the shared state, everyone's own, and how to put them to use."""
-    names = run.federation.names
-    own = {name: run.personal[i] for i, name in enumerate(names)}
-    heavy = sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(own)) > LARGEST
-    personal = {str(i): own[name] for i, name in enumerate(names)} if not heavy else {}
-    personal["new"] = run.engine.newborn(run.shared) if tree.leaves(run.shared) else {}
-    packed = {"shared.safetensors": tree.pack(run.shared), "personal.safetensors": tree.pack(personal)}
-    if run.task.held:  # once for everyone
-        packed["frozen.safetensors"] = tree.pack(run.task.held)
+    personal = stacked(run.personal_chunks(), LARGEST)
+    personal["new"] = run.engine.newborn(run.sent) if tree.leaves(run.sent.newcomer) else {}
+    write(folder, (run.algorithm, run.task, run.federation), model, options, run.shared, personal)
+
+
+def write(
+    folder: Path,
+    trained: tuple[Algorithm, Task, Federation],
+    model: Any,
+    options: Mapping[str, Any],
+    shared: Any,
+    personal: Mapping[str, Any],
+) -> None:
+    """Write ``models/`` from its trees: ``personal`` as ``stacked`` gives it, with a newcomer's as ``new``."""
+    algorithm, task, federation = trained
+    packed = {"shared.safetensors": tree.pack(shared), "personal.safetensors": tree.pack(personal)}
+    if task.held:  # once for everyone
+        packed["frozen.safetensors"] = tree.pack(task.held)
     for name, data in packed.items():
         files.write(folder / MODELS / name, data)
-    schema = run.federation.schema
+    schema = federation.schema
     facts = {
-        "algorithm": type(run.algorithm).__name__,
-        "method": slug(run.algorithm),
-        "set": settings(run.algorithm),
+        "algorithm": type(algorithm).__name__,
+        "method": spec(algorithm),
+        "set": settings(algorithm),
         "model": model if isinstance(model, str) else None,
-        "bias": bias,
-        "seed": seed,
-        "dtype": dtype,
-        "shape": list(run.federation.train.x.shape[1:]),
-        "outputs": run.federation.outputs,
-        "kind": run.federation.kind,
-        "labels": run.federation.labels,
-        "classes": list(run.federation.classes),
-        "tokens": run.federation.tokens,
-        "per_position": run.federation.per_position,
-        "vocabulary": None if run.federation.vocabulary is None else run.federation.vocabulary.to_json(),
-        "flat": run.federation.train.y.dim() == 1,
-        "clients": list(names),
+        **{name: options[name] for name in ("bias", "seed", "dtype")},
+        "shape": list(federation.train.x.shape[1:]),
+        "outputs": federation.outputs,
+        "kind": federation.kind,
+        "labels": federation.labels,
+        "classes": list(federation.classes),
+        "tokens": federation.tokens,
+        "per_position": federation.per_position,
+        "vocabulary": None if federation.vocabulary is None else federation.vocabulary.to_json(),
+        "flat": federation.train.y.dim() == 1,
+        "clients": list(federation.names),
         "schema": None if schema is None else schema.to_json(),
         "sha256": {name: digest(data) for name, data in packed.items()},
     }
@@ -133,45 +152,77 @@ def save(run: Run, model: Any, bias: bool, seed: int, dtype: str, folder: Path) 
 
 
 def read(folder: Path) -> Saved:
-    """The models of a finished run."""
+    """Return the models of a finished run."""
     with readable(folder):
-        return _read(folder)
+        contents = open_contents(folder)
+        note_missing_digests(contents)
+        return read_from(contents)
 
 
-def _read(folder: Path) -> Saved:
-    check_version(folder)
-    facts = read_json(folder / MODELS / "models.json")
+def read_from(contents: Contents) -> Saved:
+    """Return the models among the contents of a finished run."""
+    folder = contents.folder
+    contents.require_finished()
+    with readable(folder):
+        return _read(contents)
+
+
+def _read(contents: Contents) -> Saved:
+    folder = contents.folder
+    facts = contents.json(f"{MODELS}/models.json")
     if facts is None:
-        raise BadRun(f"the run in {folder} is not finished; go on with it: fedtailor resume {folder}")
+        raise BadRun(f"{folder / MODELS / 'models.json'} is missing; restore it from a copy, or train anew")
     if facts["model"] is None:
         raise BadRun(f"the run in {folder} trained a module of your own; load it in Python, with ft.run(..., resume=True)")
-    trees = {name: _tree(folder / MODELS / name, sha256) for name, sha256 in facts["sha256"].items()}
+    trees = {name: _tree(contents, f"{MODELS}/{name}", sha256) for name, sha256 in facts["sha256"].items()}
+    written = sum(leaf.numel() for leaf in tree.leaves(trees))
     words = {"tokens": facts.get("tokens", 0), "per_position": facts.get("per_position", False)}
     options = {"seed": facts["seed"], "bias": facts["bias"], **words}
-    network = networks.build(facts["model"], tuple(facts["shape"]), facts["outputs"], **options)
+    network = _network(facts, options, 2 * written + SMALL)
     if "frozen.safetensors" in trees:
-        held = {name.removeprefix(tree.BUFFER): value for name, value in trees["frozen.safetensors"].items()}
-        network.load_state_dict(held, strict=False)
-    task = Task.from_module(network.to(getattr(torch, facts["dtype"])), BY_KIND[facts["kind"]].name, classes=facts["labels"])
+        frozen = {name.removeprefix(tree.BUFFER): value for name, value in trees["frozen.safetensors"].items()}
+        network.load_state_dict(frozen, strict=False)
+    task = Task.from_module(network.to(getattr(torch, facts["dtype"])), kind_of(facts["kind"]).loss, classes=facts["labels"])
     everyone = trees["personal.safetensors"]
-    personal = {name: everyone[str(i)] for i, name in enumerate(facts["clients"]) if str(i) in everyone}
-    if not personal:
+    personal = PersonalTrees(facts["clients"], everyone)
+    if not personal and facts["clients"]:
         raise BadRun(f"the personal models of {folder} are too large to be kept apart; load them with ft.run(..., resume=True)")
+    schema = None if facts["schema"] is None else Schema.from_json(facts["schema"])
+    later = onboarded.read(contents, facts["sha256"])
+    if schema is not None:
+        schema = replace(schema, clients={**schema.clients, **{name: new.moments for name, new in later.items() if new.moments}})
     return Saved(
         facts=facts,
-        algorithm=make(facts["method"], facts["set"]),
+        algorithm=build(recall(facts["method"], folder), facts["set"]),
         task=task,
         shared=trees["shared.safetensors"],
-        personal={**personal, "": everyone["new"]},
-        schema=None if facts["schema"] is None else Schema.from_json(facts["schema"]),
+        personal=ChainMap({name: new.personal for name, new in later.items()}, cast(Any, personal)) if later else personal,
+        newcomer=everyone["new"],
+        schema=schema,
+        config=contents.config,
+        onboarded=tuple(later),
     )
 
 
-def _tree(path: Path, sha256: str) -> Any:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise BadRun(f"{path} cannot be read ({error.strerror}); the run is damaged") from error
+def _network(facts: Mapping[str, Any], options: Mapping[str, Any], most: int) -> nn.Module:
+    """Return the network, refused before it takes memory if it has more parameters than ``most``."""
+    shape = tuple(facts["shape"])
+    with torch.device("meta"):
+        size = sum(
+            parameter.numel() for parameter in networks.build(facts["model"], shape, facts["outputs"], **options).parameters()
+        )
+    if size > most:
+        raise BadRun(
+            f"the model {facts['model']!r} on rows of {shape} has more parameters than the run's files; restore models.json"
+        )
+    return networks.build(facts["model"], shape, facts["outputs"], **options)
+
+
+def _tree(contents: Contents, name: str, sha256: str) -> Any:
+    path = contents.folder / name
+    data = contents.read(name)
+    if data is None:
+        raise BadRun(f"{path} is missing; restore it from a copy, or train anew")
     if digest(data) != sha256:
-        raise BadRun(f"{path} was changed or cut short (its checksum does not fit); the run is damaged")
+        raise BadRun(f"{path} was changed or cut short (its checksum does not fit); restore it from a copy, or train anew")
     return tree.unpack(data)

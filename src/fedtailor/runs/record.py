@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.errors import BadRun
-from fedtailor.runs.layout import HISTORY, SUMMARY, check_version, lines_of, read_json
+from fedtailor.runs.contents import Contents
+from fedtailor.runs.layout import HISTORY, SUMMARY
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,37 +40,41 @@ def per_client(names: Sequence[str], clients: Mapping[str, NDArray[np.float64]])
     return [(name, {k: values[i] for k, values in columns.items()}) for i, name in enumerate(names)]
 
 
-def columns_of(folder: Path, number: int, names: Sequence[str]) -> dict[str, NDArray[np.float64]]:
-    """The measures per client that the history holds of round ``number``, NaN where there is none."""
+def columns_of(contents: Contents, number: int, names: Sequence[str]) -> dict[str, NDArray[np.float64]]:
+    """Return the measures per client that the history holds of round ``number``, NaN where there is none."""
+    return _columns([line for line in contents.lines(HISTORY) if "client" in line and line["round"] == number], names)
+
+
+def _columns(lines: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, NDArray[np.float64]]:
     places = {name: i for i, name in enumerate(names)}
-    out: dict[str, NDArray[np.float64]] = {}
-    for line in lines_of(folder / HISTORY):
-        if "client" in line and line["round"] == number:
-            for key, value in line.items():
-                if key not in ("round", "client"):
-                    column = out.setdefault(key, np.full(len(names), np.nan))
-                    column[places[line["client"]]] = np.nan if value is None else value
-    return out
+    columns: dict[str, NDArray[np.float64]] = {}
+    for line in lines:
+        for key, value in line.items():
+            if key not in ("round", "client"):
+                column = columns.setdefault(key, np.full(len(names), np.nan))
+                column[places[line["client"]]] = np.nan if value is None else value
+    return columns
 
 
-def read(folder: Path, label: str | None = None) -> Record:
-    """The record of a finished run, from its directory alone."""
-    asked = check_version(folder)
-    summary = read_json(folder / SUMMARY)
-    if summary is None:
-        raise BadRun(f"the run in {folder} is not finished; go on with it: fedtailor resume {folder}")
-    lines = lines_of(folder / HISTORY)
-    rounds = [line for line in lines if "client" not in line]
-    names = [line["client"] for line in lines if "client" in line and line["round"] == summary["rounds"] - 1]
+def read(contents: Contents, label: str | None = None) -> Record:
+    """Return the record of a finished run, from its directory alone."""
+    contents.require_finished()
+    summary = contents.json(SUMMARY)
+    lines = contents.lines(HISTORY)
+    if summary is None or not lines:
+        raise BadRun(f"{contents.folder} lacks its {HISTORY if summary else SUMMARY}; restore it from a copy, or train anew")
+    reported = summary.get("kept_round", summary["rounds"] - 1)
+    last = [line for line in lines if "client" in line and line["round"] == reported]
+    names = [line["client"] for line in last]
     return Record(
         label=label or summary["algorithm"],
         kind=summary["kind"],
         summary=summary,
-        rounds=rounds,
+        rounds=[line for line in lines if "client" not in line],
         names=names,
-        clients=columns_of(folder, summary["rounds"] - 1, names),
+        clients=_columns(last, names),
         settings=summary["settings"],
-        options={k: v for k, v in asked.items() if k not in ("set", "format", "version")},
+        options={k: v for k, v in contents.config.items() if k not in ("set", "format", "version")},
         notes=summary.get("notes", ()),
         tuning=summary.get("tuning"),
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from numbers import Integral, Real
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,16 +10,12 @@ from fedtailor.errors import InvalidArgument
 
 
 def cohort_size(cohort: float | int, clients: int) -> int:
-    """A share in (0, 1], or a number of clients (an int above 1), as a number of clients; 1 is everyone."""
-    if isinstance(cohort, bool) or not isinstance(cohort, Real) or not np.isfinite(cohort) or cohort <= 0:
-        raise InvalidArgument(f"cohort must be a share in (0, 1] or a number of clients, not {cohort!r}")
-    if isinstance(cohort, Integral) and cohort > 1:
-        if cohort > clients:
-            raise InvalidArgument(f"cohort={cohort} is more than the {clients} clients there are; use at most {clients}")
-        return int(cohort)
-    if cohort > 1:
-        raise InvalidArgument(f"cohort={cohort} is out of range; give a share in (0, 1] or a whole number of clients")
-    return max(1, round(cohort * clients))
+    """The number of clients that a share (up to 1) or a number of clients (from 2 on) comes to."""
+    if cohort <= 1:
+        return max(1, round(cohort * clients))
+    if cohort > clients:
+        raise InvalidArgument(f"cohort={cohort} is more than the {clients} clients there are; use at most {clients}")
+    return int(cohort)
 
 
 def sample(clients: int, size: int, seed: int, round: int) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""How uploads become one: the mean streams, the others see the uploads side by side."""
+"""How the server combines uploads: the mean streams, the other ways need all uploads side by side."""
 
 from __future__ import annotations
 
@@ -111,12 +111,84 @@ class Trimmed(Stack):
         return tree.map(trim, super().finish(state))
 
 
+@dataclass(frozen=True)
+class Krum(Stack):
+    """The one upload that lies closest to its neighbours (Blanchard, El Mhamdi, Guerraoui and Stainer 2017).
+
+    Weights are not used. It is the one with the smallest sum of squared distances to the n - ``wrong`` - 2 uploads nearest to
+    it; of n uploads, ``wrong`` may be anything where n > 2 ``wrong`` + 2. None stands for as many as that allows.
+    """
+
+    wrong: int | None = None
+
+    def finish(self, state: Any) -> Any:
+        uploads = super().finish(state)
+        flat = _flat(uploads)
+        count = len(flat)
+        wrong = max(0, (count - 3) // 2) if self.wrong is None else self.wrong
+        if self.wrong is not None and count <= 2 * wrong + 2:
+            raise InvalidArgument(
+                f"Krum with {wrong} wrong uploads needs more than {2 * wrong + 2}, not {count}; ask more clients"
+            )
+        apart = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square()
+        near = apart.sort(1).values[:, 1 : max(1, count - wrong - 2) + 1].sum(1)  # the first is its own
+        return tree.map(lambda leaf: leaf[int(near.argmin())], uploads)
+
+
+@dataclass(frozen=True)
+class GeometricMedian(Stack):
+    """The point with the smallest weighted sum of distances to the uploads: less than half of the weight may be wrong.
+
+    Found by Weiszfeld's iteration with distances of at least ``smooth`` times their median (Pillutla, Kakade and Harchaoui 2022,
+    Algorithm 2).
+    """
+
+    steps: int = 100
+    smooth: float = 1e-6
+
+    def start(self) -> Any:
+        return []
+
+    def add(self, state: Any, uploads: Any, weights: Tensor, places: Tensor) -> Any:
+        return [*state, (uploads, places, weights)]
+
+    def finish(self, state: Any) -> Any:
+        uploads = super().finish([(chunk, places) for chunk, places, _ in state])
+        order = torch.cat([places for _, places, _ in state]).argsort()
+        weights = torch.cat([own for *_, own in state])[order].double()
+        flat = _flat(uploads)
+        point = flat.median(0).values  # a start that no minority can move far
+        for _ in range(self.steps):
+            apart = (flat - point).norm(dim=1)
+            pull = weights / apart.clamp(min=float(self.smooth * apart.median()) or torch.finfo(flat.dtype).tiny)
+            new = (pull / pull.sum()) @ flat
+            if float((new - point).norm()) <= 1e-12 * (1 + float(point.norm())):
+                break
+            point = new
+        return _unflat(point, uploads)
+
+
+def _flat(uploads: Any) -> Tensor:
+    """Return uploads [clients, ...] as one matrix [clients, numbers], in double precision."""
+    for path, leaf in tree.items(uploads):
+        if not leaf.is_floating_point():
+            raise InvalidArgument(f"the upload {path!r} is of type {leaf.dtype} and has no distance to others; upload floats")
+    return torch.cat([leaf.reshape(len(leaf), -1).double() for leaf in tree.leaves(uploads)], 1)
+
+
+def _unflat(point: Tensor, like: Any) -> Any:
+    """Return a row of ``_flat`` as a tree."""
+    parts = iter(point.split([leaf[0].numel() for leaf in tree.leaves(like)]))
+    return tree.map(lambda leaf: next(parts).view(leaf.shape[1:]).to(leaf), like)
+
+
 mean, stack, median, nothing = Mean(), Stack(), Median(), Nothing()
 REDUCES: dict[str, Reduce] = {"mean": mean, "even": Even(), "stack": stack, "median": median, "trimmed": Trimmed()}
+REDUCES |= {"krum": Krum(), "geometric-median": GeometricMedian()}
 
 
 def named(reduce: str | Reduce) -> Reduce:
-    """A reduce by name, or as it is."""
+    """The reduce of this name; a ``Reduce`` is returned as it is."""
     if isinstance(reduce, Reduce):
         return reduce
     if reduce not in REDUCES:

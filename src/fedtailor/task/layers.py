@@ -1,7 +1,8 @@
 """Layers whose behaviour in training must not depend on padding, on the engine or on a global random state.
 
 ``swap`` replaces torch's batch norms, group norms and dropouts inside a module by the classes here. What a layer needs to know
-about the batch under way (which rows are real, which random key it has) is set by ``batch_context``.
+about the batch under way (which rows are real, which random key it has) is set by ``batch_context``. What a module draws by other
+means (``F.dropout``, ``torch.rand``) comes from torch's generator, which ``keyed`` starts anew.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C import _functorch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedtailor.errors import InvalidArgument
@@ -30,7 +32,7 @@ class _Draws:
         return self.met - 1
 
 
-class Now(NamedTuple):
+class BatchContext(NamedTuple):
     """The batch under way. ``row`` is given where a single row of it is passed through: its place."""
 
     mask: Tensor | None
@@ -39,28 +41,44 @@ class Now(NamedTuple):
     row: Tensor | None = None
 
 
-NOTHING = Now(None, None, _Draws())  # outside a batch: no mask, no key
-_batch: ContextVar[Now] = ContextVar("batch", default=NOTHING)
+NO_BATCH = BatchContext(None, None, _Draws())  # outside a batch: no mask, no key
+_batch: ContextVar[BatchContext] = ContextVar("batch", default=NO_BATCH)
 
 
 @contextmanager
 def batch_context(mask: Tensor | None, key: Tensor | None, row: Tensor | None = None) -> Iterator[None]:
-    token = _batch.set(Now(mask, key, _Draws(), row))
+    token = _batch.set(BatchContext(mask, key, _Draws(), row))
     try:
         yield
     finally:
         _batch.reset(token)
 
 
-def under_way() -> Now:
+@contextmanager
+def keyed(key: int | Tensor | None) -> Iterator[None]:
+    """Start torch's generator from ``key`` inside; outside it goes on as if nothing had been drawn. None leaves it alone, and so
+    does a key that belongs to ``vmap``, whose clients share one generator: there the engine refuses draws."""
+    if key is None or (isinstance(key, Tensor) and _functorch.is_batchedtensor(key)):
+        yield
+        return
+    generator = torch.default_generator
+    state = generator.get_state()
+    generator.manual_seed(int(key) % 2**64)
+    try:
+        yield
+    finally:
+        generator.set_state(state)
+
+
+def under_way() -> BatchContext:
     return _batch.get()
 
 
 @contextmanager
 def rehearsed() -> Iterator[None]:
-    """What runs inside draws the dropouts that will be drawn again after it: two versions of a layer share their masks."""
-    now = _batch.get()
-    token = _batch.set(now._replace(draws=_Draws(now.draws.met)))
+    """Repeat after this context the dropouts drawn inside it, so that two versions of a layer share their masks."""
+    context = _batch.get()
+    token = _batch.set(context._replace(draws=_Draws(context.draws.met)))
     try:
         yield
     finally:
@@ -80,7 +98,8 @@ class BatchNorm(_BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         mask = _batch.get().mask
         if not self.training and self.track_running_stats:
-            return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+            mean, var = (None if b is None else b.detach() for b in (self.running_mean, self.running_var))  # it moves by step one
+            return F.batch_norm(input, mean, var, self.weight, self.bias, False, 0.0, self.eps)
         per_row = input[0, 0].numel()
         if mask is None and input.shape[0] * per_row > 1:
             mean, var = self._fresh(self.running_mean), self._fresh(self.running_var)
@@ -139,12 +158,12 @@ class Dropout(nn.Module):
         shape = input.shape[:2] + (1,) * (input.dim() - 2) if self.whole_channels else input.shape
         if key is None:
             raise InvalidArgument("a module with dropout needs a batch with a `key` when it trains")
-        kept = uniform(key, draws.take(), shape, 0 if row is None else row * torch.Size(shape).numel()) >= self.p
-        return input * kept.to(input) / (1 - self.p)
+        keep_mask = uniform(key, draws.take(), shape, 0 if row is None else row * torch.Size(shape).numel()) >= self.p
+        return input * keep_mask.to(input) / (1 - self.p)
 
 
 def uniform(key: Tensor, stream: int, shape: torch.Size | tuple[int, ...], first: int | Tensor = 0) -> Tensor:
-    """Uniform numbers in [0, 1): entry j depends on (key, stream, first + j) only (SplitMix64's finaliser on a counter)."""
+    """Return uniform numbers in [0, 1): entry j depends on (key, stream, first + j) only (SplitMix64 on a counter)."""
     counter = torch.arange(int(torch.Size(shape).numel()), dtype=torch.int64, device=key.device).view(shape) + first
     start = _finalise(key + _signed(0x9E3779B97F4A7C15 * (stream + 1) % 2**64))
     word = _finalise(start + counter * _signed(0xD1342543DE82EF95))
@@ -166,16 +185,16 @@ def swap(module: nn.Module) -> nn.Module:
 
     A layer that stands in several places is replaced by one layer in all of them.
     """
-    made: dict[nn.Module, nn.Module] = {}
+    replacements: dict[nn.Module, nn.Module] = {}
 
     def walk(parent: nn.Module) -> nn.Module:
-        if parent not in made:
-            made[parent] = _replacement(parent) or parent
-            if made[parent] is parent:
+        if parent not in replacements:
+            replacements[parent] = _replacement(parent) or parent
+            if replacements[parent] is parent:
                 for name, child in parent._modules.items():
                     if child is not None:
                         parent._modules[name] = walk(child)
-        return made[parent]
+        return replacements[parent]
 
     return walk(module)
 

@@ -30,22 +30,28 @@ class Block:
     modules: tuple[nn.Module, nn.Module] | None = None
 
     def bind(self, evaluator: nn.Module, trainer: nn.Module, moving: Collection[str]) -> Block:
-        """The block as a function of the model; what is frozen is in the modules."""
+        """Return the block as a function of the model; frozen parameters are in the modules."""
         return Block(self.name, tuple(n for n in self.parameters if n in moving), self.path, (evaluator, trainer))
+
+    def is_tied_outside(self, aliases: Mapping[str, str]) -> bool:
+        """Whether a module of the block uses a parameter that is known under a name outside the module."""
+        starts = tuple(f"{path}." if path else "" for path in self.path)
+        here = [name for name in self.parameters if name in aliases]
+        return any(name.startswith(start) and not aliases[name].startswith(start) for name in here for start in starts)
 
     def __call__(self, model: Mapping[str, Tensor], x: Tensor, training: bool = False) -> Tensor:
         return self.layer(model, self.before(x, training), training)[0]
 
     def before(self, x: Tensor, training: bool = False) -> Tensor:
-        """What stands before the layer and has no parameters: it is the same in every version of the block."""
+        """Apply the modules before the layer; they have no parameters, so they are the same in every version of the block."""
         return self._through({}, x, training, self.path[: self.bare])[0]
 
     def layer(self, model: Mapping[str, Tensor], x: Tensor, training: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
-        """The rest of the block, and its buffers as they are after the pass."""
+        """Apply the rest of the block; return the output, and its buffers as they are after the pass."""
         return self._through(model, x, training, self.path[self.bare :])
 
     def lead(self, model: Mapping[str, Tensor], x: Tensor, training: bool = False) -> Tensor:
-        """Everything before the block's last module."""
+        """Apply everything before the block's last module."""
         return self._through(model, x, training, self.path[:-1])[0]
 
     @property
@@ -54,19 +60,19 @@ class Block:
         return self.modules[0].get_submodule(self.path[-1])
 
     def weights(self, model: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The parameters of the block's last module, by its own names; those that are frozen are the module's."""
+        """Return the parameters of the block's last module, by its own names; frozen ones are the module's."""
         own = dict(self.last.named_parameters())
         return {**own, **{inner: model[name] for name, inner in self._below[self.path[-1]].items()}}
 
     @cached_property
     def bare(self) -> int:
-        """How many modules without parameters the block begins with."""
+        """The number of modules without parameters at the beginning of the block."""
         owned = [bool(self._below[path]) for path in self.path]
         return owned.index(True) if True in owned else 0
 
     @cached_property
     def _below(self) -> dict[str, dict[str, str]]:
-        """For each module the block's parameters below it, and what they are called there."""
+        """For each module, the block's parameters below it and their names there."""
         names = {name: name.removeprefix(BUFFER) for name in self.parameters}
         starts = {path: f"{path}." if path else "" for path in self.path}
         return {
@@ -89,7 +95,7 @@ class Block:
 
 
 def joined(blocks: Sequence[Block]) -> tuple[Block, ...]:
-    """The blocks in which something moves, each with the frozen ones before it, the last also with those after it."""
+    """Return the blocks in which something moves, each with the frozen ones before it, the last also with those after it."""
     out: list[Block] = []
     waiting: tuple[str, ...] = ()
     for block in blocks:
@@ -110,13 +116,14 @@ def _names_below(root: nn.Module, path: str) -> list[str]:
     return parameters + [BUFFER + prefix + name for name, value in module.named_buffers() if value.is_floating_point()]
 
 
-def default_groups(root: nn.Module) -> dict[str, tuple[str, ...]]:
-    """head: the last layer with weights that is not a norm; norm: every norm, buffers included; body: all but the head."""
+def default_groups(root: nn.Module, aliases: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Return the groups head (the last layer with weights that is not a norm), norm (all norms) and body (all but the head)."""
     owners = [(path, m) for path, m in root.named_modules() if any(True for _ in m.parameters(recurse=False))]
     layers = [path for path, m in owners if not isinstance(m, NORMS)]
     head = tuple(_names_below(root, layers[-1])) if layers else ()
     norm = tuple(n for path, m in root.named_modules() if isinstance(m, NORMS) for n in _names_below(root, path))
-    body = tuple(n for n in _names_below(root, "") if n not in head)
+    in_head = {aliases.get(n, n) for n in head}
+    body = tuple(n for n in _names_below(root, "") if n not in in_head)
     return {"head": head, "body": body, "norm": norm}
 
 
@@ -135,12 +142,12 @@ def _path(root: nn.Module, part: str | nn.Module) -> str:
     raise InvalidArgument(f"no module {part!r} in the model; its modules are {known}{', ...' if len(paths) > 9 else ''}")
 
 
-Part = str | nn.Module  # by name, or itself
+Part = str | nn.Module  # a module's name, or the module itself
 
 
 def split_blocks(root: nn.Module, declared: Sequence[Part | Sequence[Part]] | None) -> list[Block]:
-    """One block per declared module (or tuple of modules, one after another) or, for an ``nn.Sequential``, per child with weights
-    (norms join the layer before)."""
+    """Return one block per declared module (or tuple of modules, one after another) or, for an ``nn.Sequential``, per child
+    with weights (norms join the layer before)."""
     if declared is not None and any(isinstance(part, (tuple, list)) for part in declared):
         return [
             _joined(root, [_path(root, p) for p in (part if isinstance(part, (tuple, list)) else (part,))]) for part in declared
@@ -173,7 +180,7 @@ def split_blocks(root: nn.Module, declared: Sequence[Part | Sequence[Part]] | No
 
 
 def _joined(root: nn.Module, paths: Sequence[str]) -> Block:
-    """The modules of one block, called after the last that has weights."""
+    """Join modules into one block, named after the last that has weights."""
     names = [(path, _names_below(root, path)) for path in paths]
     owner = [path for path, own in names if own]
     if not owner:

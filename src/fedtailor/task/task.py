@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -15,11 +15,14 @@ from torch.func import functional_call
 
 from fedtailor import tree
 from fedtailor.errors import InvalidArgument, ModelMismatch
-from fedtailor.task.frozen import Stretch, copies, frozen_names, prefix_length
-from fedtailor.task.layers import batch_context
-from fedtailor.task.losses import LOSSES, Loss, targets
+from fedtailor.task.frozen import Segment, copies, frozen_names, prefix_length
+from fedtailor.task.kinds import CLASSIFICATION, KINDS, Kind, kind_of
+from fedtailor.task.layers import batch_context, keyed
+from fedtailor.task.own import draws, in_place_buffers, plain_module, tied
 from fedtailor.task.parts import Block, Part, default_groups, named_groups, split_blocks
+from fedtailor.task.question import Question
 from fedtailor.task.rows import Sums, clipped_by_layer, layers_of, shrink
+from fedtailor.task.scores import Metric
 from fedtailor.tree import BUFFER
 
 Model = dict[str, Tensor]
@@ -43,30 +46,53 @@ class Task:
     buffers as they are after it. A model is what moves: what the module has frozen (``requires_grad=False``, and the statistics
     of frozen norms) is in ``held``, once for all clients, never sent, and ``prefix`` are the first layers that it alone makes
     up. ``gradient(model, batch)``, where the model has one in closed form, replaces automatic
-    differentiation of the risk; it also takes models and batches stacked along a first client axis.
+    differentiation of the risk; it also takes models and batches stacked along a first client axis. A closed form of ours goes
+    when the loss it was derived for is replaced.
     """
 
     apply: Callable[[Model, Tensor], Tensor]
     example_loss: Callable[[Tensor, Tensor], Tensor]
     init: Callable[[], Model]
     features: Callable[[Model, Tensor], Tensor] | None = None
+    head: str | None = None  # the path of the layer whose input ``features`` is
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     blocks: Sequence[Block] = ()
     public: Tensor | None = None
     classes: int = 0
-    kind: str = "classification"
+    kind: Kind = CLASSIFICATION
     forward: Callable[[Model, Batch], tuple[Tensor, Model]] | None = None
     gradient: Callable[[Model, Batch], Model] | None = None
     held: Mapping[str, Tensor] = field(default_factory=dict)  # the frozen part, which is not in the model
     prefix: Prefix | None = None
     channels_last: bool = False  # convolutions run faster on a CPU with their weights in this layout
     unscored: int | None = None  # the class (of unknown words) whose targets count in the loss but not in the accuracy
-    row_bytes: int = 0  # about what a position of a row takes in a training step beyond the row itself (0: not told)
-    inputs: Tensor | None = None  # no rows, but the shape and type that rows have; known once the task meets data
-    seed: int = 0  # for what a method starts at random beside the model
-    trainer: nn.Module | None = None  # what ``forward`` runs
+    row_bytes: int = 0  # approximate memory of a row's position in a training step, beyond the row itself (0: unknown)
+    inputs: Tensor | None = None  # an empty tensor with the shape and type of rows; known once the task meets data
+    seed: int = 0  # of what a method initializes at random beside the model
+    clients: int = 0  # an upper bound on those that take part; known once the task meets data
+    trainer: nn.Module | None = None  # the module that ``forward`` runs
     clipped: Clipped | None = None  # sums of clipped gradients in closed form; takes stacked models and batches as well
-    notes: tuple[str, ...] = ()  # what a user should know about the start
+    metrics: tuple[Metric, ...] = ()  # beside those of the kind
+    notes: tuple[str, ...] = ()  # for the user, on how the model starts and what it is judged by
+    lead: Metric | None = None  # the score that was asked for (None: the kind's own)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", kind_of(self.kind))
+        for name in ("gradient", "clipped"):
+            form = getattr(getattr(self, name), "__self__", None)
+            if isinstance(form, _Linear) and not form.fits(self):
+                object.__setattr__(self, name, None)
+
+    @property
+    def score(self) -> Metric:
+        """The measure that chooses, ranks and is tested."""
+        return self.lead or self.kind.score
+
+    @cached_property
+    def measured(self) -> tuple[Metric, ...]:
+        """All measures that are taken, the score among them (at every evaluation, and not only at the end)."""
+        known = {metric.name: metric for metric in (*self.kind.metrics, *self.metrics, self.score)}
+        return tuple(replace(metric, late=False) if name == self.score.name else metric for name, metric in known.items())
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -75,11 +101,11 @@ class Task:
 
     @cached_property
     def layers(self) -> dict[str, nn.Module] | None:
-        """The layers by which rows' gradients can be clipped without being written down; None where that is not possible."""
+        """The layers with which rows' gradients can be clipped without storing them; None where that is not possible."""
         return None if self.trainer is None else layers_of(self.trainer)
 
     def clipped_rows(self, model: Model, batch: Batch, clip: float, names: Collection[str]) -> Sums | None:
-        """Sums over a batch's rows of the gradients of ``names``, each row's clipped; None where it must be done row by row."""
+        """Return sums over a batch's rows of clipped gradients of ``names``; None where it must be done row by row."""
         if self.clipped is not None:
             return self.clipped(model, batch, clip, names)
         if not self.layers or self.forward is None or batch.get("mask") is not None:
@@ -88,11 +114,13 @@ class Task:
         return clipped_by_layer(self.layers, lambda: self.example_loss(forward(model, batch)[0], batch["y"]), names, clip)
 
     def risk(self, model: Model, batch: Batch) -> Tensor:
-        """Mean loss over the real rows of a batch (the risk to descend on); with a label per position, over their real positions.
+        """Return the mean loss over the real rows of a batch (with a label per position, over their real positions).
 
         A buffer's gradient is (old - new): the term added for it is zero, and an optimiser moves buffers with step one.
         That way batch-norm statistics follow whatever a method does with its models, with no second channel.
         """
+        if isinstance(batch, Question):
+            return batch.answer(self, model)
         if self.forward is None:
             logits = self.apply(model, batch["x"])
             moved: Model = {}
@@ -101,7 +129,7 @@ class Task:
         return self.risk_of(logits, batch, model, moved)
 
     def risk_of(self, logits: Tensor, batch: Batch, model: Model, moved: Model) -> Tensor:
-        """The risk of logits, and of the buffers as they were moved on the way to them."""
+        """Return the risk of logits, with the terms that move the buffers to ``moved``."""
         loss = self.mean_loss(logits, batch)
         for name, new in moved.items():
             old = model[name]
@@ -109,20 +137,20 @@ class Task:
         return loss
 
     def mean_loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """The loss over a batch: the mean over its real rows, or over their real positions."""
+        """Return the mean loss over a batch's real rows, or over their real positions."""
         return self.mean_over(self.example_loss(logits, batch["y"]), batch)
 
     def mean_over(self, values: Tensor, batch: Batch) -> Tensor:
-        """Mean over a batch of one number per row, each row counted as ``weigh`` says."""
+        """Return the mean over a batch of one number per row, weighted by ``weigh``."""
         weight = self.weigh(batch)
         return values.mean() if weight is None else (values * weight).sum() / weight.sum().clamp(min=1)
 
     def weigh(self, batch: Batch) -> Tensor | None:
-        """What each row counts in a mean over the batch: one, or its real positions; a padded row nothing. None: all alike."""
+        """Return each row's weight in a mean over the batch: 1, or its real positions; 0 if padded. None: all count alike."""
         mask = batch.get("mask")
-        if self.kind != "classification" or batch["y"].dim() == 1:
+        if not self.kind.per_position(batch["y"]):
             return mask
-        count = targets(self.kind, batch["y"])
+        count = self.kind.targets(batch["y"])
         return count if mask is None else count * mask
 
     @staticmethod
@@ -135,7 +163,7 @@ class Task:
         public: Tensor | None = None,
         classes: int = 0,
     ) -> Task:
-        """Any torch module as a task; training starts from the module's present weights.
+        """Make a task of any torch module; training starts from the module's present weights.
 
         ``loss`` is ``cross_entropy``, ``mse`` (half the squared error) or ``bce`` (several 0/1 labels). ``groups`` adds
         to or replaces the groups found by module (head, body, norm); ``blocks`` names the layers in order where the
@@ -145,16 +173,19 @@ class Task:
         A module with the attribute ``channels_last = True`` says that it never calls ``view`` on a feature map; its
         convolutions then train faster in the loop engine.
         """
-        if loss not in LOSSES:
-            raise InvalidArgument(f"unknown loss {loss!r}; use one of {', '.join(LOSSES)}")
+        kinds = {kind.loss: kind for kind in KINDS.values()}
+        if loss not in kinds:
+            raise InvalidArgument(f"unknown loss {loss!r}; use one of {', '.join(kinds)}")
         if not isinstance(module, nn.Module):
             raise InvalidArgument(f"a model must be a torch.nn.Module, not {type(module).__name__}")
-        theirs = _own(module, "groups", {})  # a convolution's `groups` is a number
-        declared = {**(theirs if isinstance(theirs, Mapping) else {}), **(groups or {})}
-        own = _own(module, "blocks", None)
-        if blocks is None and isinstance(own, tuple):
-            blocks = own
-        return _from_module(module, LOSSES[loss], declared, blocks, public, classes)
+        module, module_notes = plain_module(module)
+        module_groups = _own(module, "groups", {})  # a convolution's `groups` is a number
+        all_groups = {**(module_groups if isinstance(module_groups, Mapping) else {}), **(groups or {})}
+        module_blocks = _own(module, "blocks", None)
+        if blocks is None and isinstance(module_blocks, tuple):
+            blocks = module_blocks
+        task = _from_module(module, kinds[loss], all_groups, blocks, public, classes)
+        return replace(task, notes=(*module_notes, *task.notes)) if module_notes else task
 
     def check_fit(self, x: Tensor, y: Tensor, labels: int) -> None:
         """Raise ``ModelMismatch`` unless the model takes these rows and its output fits these labels."""
@@ -173,7 +204,7 @@ class Task:
             raise ModelMismatch(
                 f"the model's output is a {type(logits).__name__}, not a tensor; let its forward return only the logits"
             )
-        if self.kind == "classification":
+        if self.kind.softmax:
             if y.dim() == 2 and (logits.dim() != 3 or logits.shape[1] != y.shape[1]):
                 raise ModelMismatch(
                     f"the model's output has shape {tuple(logits.shape[1:])} per row but there is a label for each of "
@@ -193,40 +224,48 @@ class Task:
 
 def _from_module(
     module: nn.Module,
-    loss: Loss,
+    kind: Kind,
     groups: Mapping[str, Sequence[str | nn.Module]] | None,
     blocks: Sequence[Part | Sequence[Part]] | None,
     public: Tensor | None,
     classes: int,
 ) -> Task:
-    ours = named_groups(module, groups or {})  # before copying: modules are found by identity
+    declared_groups = named_groups(module, groups or {})  # before copying: modules are found by identity
+    aliases = tied(module)
     chain = split_blocks(module, blocks)
+    notes = tuple(_own(module, "notes", ()))
+    if aliases:
+        one, other = next(iter(aliases.items()))
+        notes = (*notes, f"{one} is {other}, tied: one parameter, which moves with the groups of both layers.")
+        chain = [] if any(block.is_tied_outside(aliases) for block in chain) else chain
     frozen = frozen_names(module)
     state, names = _state(module)
     start = tree.drop(state, frozen)
-    evaluator, trainer, held = copies(module, frozen)
-    every = {**default_groups(module), **ours}
-    head = _owner(names[every["head"][0]]) if every.get("head") else None
-    linear = not held and (type(module) is nn.Linear or getattr(module, "is_linear_task", False))
-    functions = _Functions(evaluator, trainer, names)
+    evaluator, trainer, frozen_tensors = copies(module, frozen)
+    all_groups = {**default_groups(module, aliases), **declared_groups}
+    head = _owner(all_groups["head"][0].removeprefix(BUFFER)) if all_groups.get("head") else None
+    linear = not frozen_tensors and (type(module) is nn.Linear or getattr(module, "is_linear_task", False))
+    form = _Linear(kind) if linear else None
+    functions = _Functions(evaluator, trainer, names, draws(module), in_place_buffers(trainer))
     task = Task(
-        apply=_linear_apply if linear else functions.apply,
-        example_loss=loss.example,
+        apply=_linear_apply if form else functions.apply,
+        example_loss=kind.example_loss,
         init=lambda: {name: value.clone() for name, value in start.items()},
         features=functions.before(head) if head is not None else None,
-        groups={group: tuple(name for name in members if name in start) for group, members in every.items()},
+        head=head,
+        groups={group: _moving((aliases.get(name, name) for name in members), start) for group, members in all_groups.items()},
         blocks=tuple(block.bind(evaluator, trainer, start) for block in chain),
         public=public,
         classes=classes,
-        kind=loss.kind,
-        forward=None if linear else functions.forward,
-        gradient=_linear_gradient(loss) if linear else None,
-        held=held,
+        kind=kind,
+        forward=None if form else functions.forward,
+        gradient=form.gradient if form else None,
+        held=frozen_tensors,
         channels_last=bool(_own(module, "channels_last", False)),
         row_bytes=int(_own(module, "row_bytes", 0)),
-        notes=tuple(_own(module, "notes", ())),
+        notes=notes,
         trainer=trainer,
-        clipped=_linear_clipped(loss) if linear else None,
+        clipped=form.clipped if form else None,
     )
     paths = [path for block in chain for path in block.path]
     cut = prefix_length(trainer, paths, frozen)
@@ -234,23 +273,26 @@ def _from_module(
 
 
 class _Functions(NamedTuple):
-    """A module's two copies as functions of (model, x); what the model does not name, the module has."""
+    """A module's two copies as functions of (model, x); parameters that the model does not name are the module's own."""
 
     evaluator: nn.Module
     trainer: nn.Module
-    names: Mapping[str, str]  # ours to torch's
+    names: Mapping[str, str]  # from our names to torch's
+    draws: bool = False  # the module may draw from torch's generator
+    in_place: frozenset[str] = frozenset()  # buffers that the module may write to where they are
 
     def apply(self, model: Model, x: Tensor) -> Tensor:
         return functional_call(self.evaluator, {self.names[k]: v for k, v in model.items()}, (x,))
 
     def forward(self, model: Model, batch: Batch) -> tuple[Tensor, Model]:
-        state = {self.names[k]: v for k, v in model.items()}
-        with batch_context(batch.get("mask"), batch.get("key"), batch.get("row")):
+        state = {self.names[k]: v.detach().clone() if k in self.in_place else v for k, v in model.items()}
+        key, row = batch.get("key"), batch.get("row")
+        with batch_context(batch.get("mask"), key, row), keyed(key if self.draws and row is None else None):
             logits = functional_call(self.trainer, state, (batch["x"],))  # a rebound buffer is written back to `state`
         return logits, {k: state[self.names[k]] for k in model if k.startswith(BUFFER)}
 
     def before(self, path: str) -> Callable[[Model, Tensor], Tensor]:
-        """What enters the layer ``path``."""
+        """Return a function that computes the input of the layer ``path``."""
 
         def features(model: Model, x: Tensor) -> Tensor:
             seen: list[Tensor] = []
@@ -266,12 +308,12 @@ class _Functions(NamedTuple):
 
 
 def _prefix(task: Task, whole: _Functions, paths: Sequence[str], cut: int, head: str | None) -> Prefix:
-    first, after = Stretch(whole.evaluator, paths[:cut]), paths[cut:]
-    rest = _Functions(Stretch(whole.evaluator, after), Stretch(whole.trainer, after), whole.names)
+    first, after = Segment(whole.evaluator, paths[:cut]), paths[cut:]
+    rest = whole._replace(evaluator=Segment(whole.evaluator, after), trainer=Segment(whole.trainer, after))
     blocks = [replace(b, path=tuple(p for p in b.path if p in after)) for b in task.blocks]
     return Prefix(
         layers=tuple(paths[:cut]),
-        apply=Still(first),
+        apply=WithoutGradient(first),
         rest=replace(
             task,
             apply=rest.apply,
@@ -283,8 +325,8 @@ def _prefix(task: Task, whole: _Functions, paths: Sequence[str], cut: int, head:
 
 
 @dataclass(frozen=True, eq=False)
-class Still:
-    """A module as a function that nothing flows back through."""
+class WithoutGradient:
+    """A module as a function through which no gradient flows."""
 
     module: nn.Module
 
@@ -294,9 +336,14 @@ class Still:
 
 
 def _own(module: nn.Module, name: str, default: Any) -> Any:
-    """What a module declares itself; a wrapper may pass on what its inner module declares, whose names are then not its own."""
-    found = inspect.getattr_static(module, name, default)
-    return getattr(module, name) if isinstance(found, property) else found
+    """Return an attribute that a module itself declares, not one that a wrapper passes on from its inner module."""
+    declared = inspect.getattr_static(module, name, default)
+    return getattr(module, name) if isinstance(declared, property) else declared
+
+
+def _moving(names: Iterable[str], start: Model) -> tuple[str, ...]:
+    """Return the names that are in the model, each once."""
+    return tuple(dict.fromkeys(name for name in names if name in start))
 
 
 def _owner(name: str) -> str:
@@ -304,7 +351,7 @@ def _owner(name: str) -> str:
 
 
 def _state(module: nn.Module) -> tuple[Model, dict[str, str]]:
-    """All parameters and statistics, and for each of our names torch's name. Integer buffers stay in the module."""
+    """Return all parameters and statistics, and torch's name for each of our names. Integer buffers stay in the module."""
     start: dict[str, Tensor] = {k: v.detach().clone() for k, v in module.named_parameters()}
     names = {k: k for k in start}
     for name, value in module.named_buffers():
@@ -320,11 +367,19 @@ def _linear_apply(model: Model, x: Tensor) -> Tensor:
     return F.linear(x.flatten(1), model["weight"], model.get("bias"))
 
 
-def _linear_gradient(loss: Loss) -> Callable[[Model, Batch], Model]:
-    """Gradient of the risk of a linear model, weights [.., K, d], rows [.., B, d], with or without a client axis."""
+@dataclass(frozen=True)
+class _Linear:
+    """The closed forms of a linear model's risk with the loss of ``kind``."""
 
-    def gradient(model: Model, batch: Batch) -> Model:
-        x, residual = _linear_residual(loss, model, batch)
+    kind: Kind
+
+    def fits(self, task: Task) -> bool:
+        """Whether a task still has the model and the loss that the forms were derived for."""
+        return task.apply is _linear_apply and task.example_loss == self.kind.example_loss
+
+    def gradient(self, model: Model, batch: Batch) -> Model:
+        """Return the gradient: weights [.., K, d], rows [.., B, d], with or without a client axis."""
+        x, residual = self._residual(model, batch)
         mask = batch.get("mask")
         if mask is None:
             residual /= x.shape[-2]
@@ -335,26 +390,9 @@ def _linear_gradient(loss: Loss) -> Callable[[Model, Batch], Model]:
             out["bias"] = residual.sum(-2)
         return out
 
-    return gradient
-
-
-def _linear_residual(loss: Loss, model: Model, batch: Batch) -> tuple[Tensor, Tensor]:
-    """(rows, the losses' gradients at the logits)."""
-    weight = model["weight"]
-    x = batch["x"].flatten(weight.dim() - 1)
-    if "bias" in model:
-        product = torch.baddbmm if weight.dim() == 3 else torch.addmm
-        logits = product(model["bias"].unsqueeze(-2), x, weight.transpose(-1, -2))
-    else:
-        logits = x @ weight.transpose(-1, -2)
-    return x, loss.residual(logits, batch["y"])
-
-
-def _linear_clipped(loss: Loss) -> Clipped:
-    """A row's gradient is residual x', of squared norm |residual|^2 |x|^2, and residual for the bias."""
-
-    def clipped(model: Model, batch: Batch, clip: float, names: Collection[str]) -> Sums:
-        x, residual = _linear_residual(loss, model, batch)
+    def clipped(self, model: Model, batch: Batch, clip: float, names: Collection[str]) -> Sums:
+        """Return the sum of clipped gradients: a row's is residual x', of squared norm |residual|^2 |x|^2."""
+        x, residual = self._residual(model, batch)
         reach = x.square().sum(-1) * float("weight" in names) + float("bias" in names)
         factor = shrink((residual.square().sum(-1) * reach).sqrt(), clip)
         mask = batch.get("mask")
@@ -362,4 +400,13 @@ def _linear_clipped(loss: Loss) -> Clipped:
         sums = {"weight": lambda: residual.transpose(-1, -2) @ x, "bias": lambda: residual.sum(-2)}
         return {name: sums[name]() for name in names}
 
-    return clipped
+    def _residual(self, model: Model, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the flat rows, and the gradients of their losses at the logits."""
+        weight = model["weight"]
+        x = batch["x"].flatten(weight.dim() - 1)
+        if "bias" in model:
+            product = torch.baddbmm if weight.dim() == 3 else torch.addmm
+            logits = product(model["bias"].unsqueeze(-2), x, weight.transpose(-1, -2))
+        else:
+            logits = x @ weight.transpose(-1, -2)
+        return x, self.kind.residual(logits, batch["y"])

@@ -35,7 +35,7 @@ class Setting(NamedTuple):
 
 
 def setting(mu: float, L: float, rho2: float, R2: float, n: int, m: int) -> Setting:
-    """The constants, checked."""
+    """Check the constants and return them together."""
     for name, value in {"mu": mu, "L": L, "rho2": rho2, "R2": R2, "n": n, "m": m}.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
             raise InvalidArgument(f"{name} must be a finite number and not negative, not {value!r}")
@@ -51,12 +51,12 @@ def setting_of(task: Task, federation: Federation) -> Setting:
 
     rho2 is a mean over the training rows. A regularised risk has another minimum than the truth, so there is no weight decay.
     """
-    found = constants(task, federation)
-    at_truth = noise(task, federation)
+    curvature = constants(task, federation)
+    rho2 = noise(task, federation).rho2
     assert federation.truth is not None
-    flat = torch.stack([torch.cat([leaf.double().reshape(-1) for leaf in truth.values()]) for truth in federation.truth])
-    apart = float(((flat - flat.mean(0)) ** 2).sum(1).max())
-    return setting(found.mu, found.smoothness, at_truth.rho2, apart, int(federation.train.sizes.min()), len(federation))
+    truths = torch.stack([torch.cat([leaf.double().reshape(-1) for leaf in truth.values()]) for truth in federation.truth])
+    R2 = float(((truths - truths.mean(0)) ** 2).sum(1).max())
+    return setting(curvature.mu, curvature.smoothness, rho2, R2, int(federation.train.sizes.min()), len(federation))
 
 
 # -- Theorem 1 -------------------------------------------------------------------------------------------------------------
@@ -68,8 +68,8 @@ class Statistical(NamedTuple):
     local: float
 
 
-def statistical(lam: float, given: Setting) -> Statistical:
-    """Theorem 1: E |w_i - w*_i|^2 for the solution of Problem (2) at ``lam``.
+def statistical(lam: float, setting: Setting) -> Statistical:
+    """Theorem 1's bound on E |w_i - w*_i|^2 for the solution of Problem (2) at ``lam``.
 
     ``shared`` = 48 rho^2/(mu^2 N) + (48 L^2/mu^2 + 3) R^2 + 1/q_1, and ``local`` = 4 rho^2/(mu^2 n) + q_2.
 
@@ -78,36 +78,36 @@ def statistical(lam: float, given: Setting) -> Statistical:
     right-hand sides and (35) with a quarter, which is more than what is missing.
     """
     shared = math.inf
-    inverse = inverse_q1(lam, given)
+    inverse = inverse_q1(lam, setting)
     if math.isfinite(inverse):
-        mu2 = given.mu**2
-        shared = 48 * given.rho2 / (mu2 * given.N) + (48 * given.L**2 / mu2 + 3) * given.R2 + inverse
-    local = 4 * given.rho2 / (given.mu**2 * given.n) + q2(lam, given)
+        mu2 = setting.mu**2
+        shared = 48 * setting.rho2 / (mu2 * setting.N) + (48 * setting.L**2 / mu2 + 3) * setting.R2 + inverse
+    local = 4 * setting.rho2 / (setting.mu**2 * setting.n) + q2(lam, setting)
     return Statistical(min(shared, local), shared, local)
 
 
-def inverse_q1(lam: float, given: Setting) -> float:
+def inverse_q1(lam: float, setting: Setting) -> float:
     """1/q_1(lam), equation (70), with rho^2/n where it prints rho^2/n^2: (52), from which it comes, has rho^2/n.
 
     Infinite unless 8 L^2 g(lam) <= 1, g(lam) = 4/mu (1/(mu + lam) + L/(mu + lam)^2): this is where (52) has its 16 from.
     """
-    mu, L, rho2, R2, n, _ = given
-    _degree(lam)
+    mu, L, rho2, R2, n, _ = setting
+    _check_lam(lam)
     if math.isinf(lam):
         return 0.0
     g = 4 / mu * (1 / (mu + lam) + L / (mu + lam) ** 2)
     if 8 * L**2 * g > 1:
         return math.inf
     spread = 4 * L**2 * R2 + 2 * rho2 / n
-    rest = g / (1 - 4 * L**2 * g) * spread
-    pooled = 16 * rho2 / (mu**2 * given.N) + 16 * L**2 / mu**2 * R2
-    return 12 / (mu + lam) ** 2 * spread + 48 * L**2 / (mu + lam) ** 2 * (rest + pooled) + 3 * rest
+    scatter = g / (1 - 4 * L**2 * g) * spread
+    pooled = 16 * rho2 / (mu**2 * setting.N) + 16 * L**2 / mu**2 * R2
+    return 12 / (mu + lam) ** 2 * spread + 48 * L**2 / (mu + lam) ** 2 * (scatter + pooled) + 3 * scatter
 
 
-def q2(lam: float, given: Setting) -> float:
+def q2(lam: float, setting: Setting) -> float:
     """The square bracket of (8): (4 rho^2/(mu^3 n) + 4 R^2/mu) lam + 8 R^2 lam^2/mu^2. (67) leaves out its first term."""
-    mu, _, rho2, R2, n, _ = given
-    _degree(lam)
+    mu, _, rho2, R2, n, _ = setting
+    _check_lam(lam)
     if math.isinf(lam):
         return math.inf if rho2 or R2 else 0.0
     return (4 * rho2 / (mu**3 * n) + 4 * R2 / mu) * lam + 8 * R2 * lam**2 / mu**2
@@ -127,28 +127,28 @@ class Degree(NamedTuple):
         return self.least if self.regime == "shared" else self.most
 
 
-def optimal_lam(given: Setting) -> Degree:
+def optimal_lam(setting: Setting) -> Degree:
     """Corollary 1. R <= 1/sqrt(n): lam >= max(64 kappa^2 L, (2 kappa v 5) mu (2 L^2 R^2 + rho^2/n)/(L^2 R^2 + rho^2/N)) - mu.
     R > 1/sqrt(n): lam <= rho^2/(n mu R^2).
 
     The threshold 1/sqrt(n) has the units of the parameters; it is the paper's, for constants of order one.
     """
-    mu, L, rho2, R2, n, _ = given
+    mu, L, rho2, R2, n, _ = setting
     if n * R2 > 1:
         return Degree("local", 0.0, rho2 / (n * mu * R2))
-    kappa, pooled = L / mu, L**2 * R2 + rho2 / given.N
+    kappa, pooled = L / mu, L**2 * R2 + rho2 / setting.N
     ratio = (2 * L**2 * R2 + rho2 / n) / pooled if pooled else 0.0
     return Degree("shared", max(64 * kappa**2 * L, max(2 * kappa, 5) * mu * ratio) - mu, math.inf)
 
 
-def optimal_bound(given: Setting) -> float:
+def optimal_bound(setting: Setting) -> float:
     """Corollary 1 at such a lam: C_3/N + C_4 (R^2 ^ 1/n), C_3 = 192 rho^2/mu^2,
     C_4 = (rho (1 + sqrt(4 C_2 + 5))/mu)^2 v 198 kappa^2, C_2 = ((1 + sqrt 3) rho/mu)^2 v 32 kappa^2 (80, 91)."""
-    mu, L, rho2, R2, n, _ = given
+    mu, L, rho2, R2, n, _ = setting
     kappa2 = (L / mu) ** 2
     c2 = max((1 + math.sqrt(3)) ** 2 * rho2 / mu**2, 32 * kappa2)
     c4 = max(rho2 * (1 + math.sqrt(4 * c2 + 5)) ** 2 / mu**2, 198 * kappa2)
-    return 192 * rho2 / (mu**2 * given.N) + c4 * min(R2, 1 / n)
+    return 192 * rho2 / (mu**2 * setting.N) + c4 * min(R2, 1 / n)
 
 
 # -- Corollaries 2 and 3 ---------------------------------------------------------------------------------------------------
@@ -190,25 +190,25 @@ def optimization(lam: float, mu: float, L: float, rounds: int, start_global: flo
     eps = mu_g / 2 * (1 - gamma * mu_g)
     c1 = 2 * lam**2 / eps * (1 / eps + 4 * gamma)
     inner = (1 - lr * (mu + lam)) ** steps * start_local
-    left = fedclup_rate(lam, mu, L) ** rounds * (start_global + c1 * inner)
-    return left, max(2 / c1, 2 * (lam / (lam + mu)) ** 2) * left
+    global_error = fedclup_rate(lam, mu, L) ** rounds * (start_global + c1 * inner)
+    return global_error, max(2 / c1, 2 * (lam / (lam + mu)) ** 2) * global_error
 
 
-def total(lam: float, given: Setting, rounds: int, start: float) -> float:
+def total(lam: float, setting: Setting, rounds: int, start: float) -> float:
     """Corollary 3: 2 rate^T ``start`` + 2 (Theorem 1's bound), the squared error of FedCLUP's models after T rounds.
 
     ``start`` is E |w_i,0 - w~_i|^2. The paper writes the second part up to a constant; the 2 comes from splitting the square, as
     in its first part. The first part lets the local error fall by the rate from the start on, where the proof has a constant
     (see ``optimization``); ``start`` may carry it.
     """
-    _degree(lam)
+    _check_lam(lam)
     if math.isinf(lam):
         raise InvalidArgument("FedCLUP needs a finite lam; for one model for all use statistical(inf, ...)")
     if lam == 0:
-        return 2 * statistical(0.0, given).bound  # nothing is shared, so there are no rounds to wait for
-    return 2 * fedclup_rate(lam, given.mu, given.L) ** rounds * start + 2 * statistical(lam, given).bound
+        return 2 * statistical(0.0, setting).bound  # nothing is shared, so there are no rounds to wait for
+    return 2 * fedclup_rate(lam, setting.mu, setting.L) ** rounds * start + 2 * statistical(lam, setting).bound
 
 
-def _degree(lam: Any) -> None:
+def _check_lam(lam: Any) -> None:
     if isinstance(lam, bool) or not isinstance(lam, (int, float)) or not lam >= 0:
         raise InvalidArgument(f"lam must be a number of at least 0 (or inf), not {lam!r}")

@@ -1,11 +1,10 @@
 """Do the clients form groups far from each other? From the same one exchange as ``heterogeneity`` (MINIMAX section 3.3).
 
 Where clients lie in far-apart groups, R^2 over all of them says "do not learn together" although members of a group should. A
-federation without groups, be its clients alike or different, is told from one with groups by simulation: the clients' fits are
-drawn again around one center (then two, three, ...), with the scatter seen around it and each client's share of the noise, and
-grouped by Ward's method. The number of groups is the first for which no finer grouping of the clients is tighter than the finer
-groupings of such draws. One or two far-off clients are not a group, nor are
-groups that nearly touch.
+federation without groups, be its clients alike or different, is distinguished from one with groups by simulation: the clients'
+fits are drawn again around one center (then two, three, ...), with the scatter seen around it and each client's share of the
+noise, and grouped by Ward's method. The number of groups is the first for which no finer grouping of the clients is tighter
+than the finer groupings of such draws. One or two far-off clients are not a group, nor are groups that nearly touch.
 
 Distances are in units of the noise: directions that are known badly count for less.
 """
@@ -31,10 +30,10 @@ Labels = NDArray[np.int64]
 
 LEVEL = 0.05
 DRAWS = 199
-MOST = 10  # groups looked for
-REPEATS = 50  # of the noise, for stability
-FEWEST = 3  # clients in a group
-FAR = 2.0  # times as far from each other are the centers of groups as members from their center
+MOST = 10  # groups to look for
+REPEATS = 50  # fresh draws of the noise that measure stability
+FEWEST = 3  # clients that make a group
+FAR = 2.0  # the centers of groups are more than so many times as far apart as members are from their center
 
 
 @dataclass(frozen=True)
@@ -76,29 +75,29 @@ def find(received: Sequence[Summary], *, most: int = MOST, seed: int = 0) -> Clu
         raise InvalidArgument(f"most must be a whole number of groups of at least 1, not {most!r}")
     usable(received)  # refuses what cannot be compared
     received = filled(received)
-    kept = usable(received)
-    draw = rng.generator(seed, "clusters")
-    scale = _scale(np.mean([s.covariance for s in kept], 0))
-    points = np.stack([s.parameters for s in kept]) @ scale
-    noises = [scale @ s.covariance @ scale for s in kept]
-    limit = max(1, min(most, len(kept) // FEWEST))
-    k, p = _number(points, noises, limit, draw)
+    used = usable(received)
+    generator = rng.generator(seed, "clusters")
+    scale = _scale(np.mean([s.covariance for s in used], 0))
+    points = np.stack([s.parameters for s in used]) @ scale
+    noises = [scale @ s.covariance @ scale for s in used]
+    limit = max(1, min(most, len(used) // FEWEST))
+    k, p = _count_groups(points, noises, limit, generator)
     labels = _group(points, k)
     centers = np.stack([points[labels == g].mean(0) for g in range(k)])
-    within, total = _scatter(kept, labels), _scatter(kept, np.zeros_like(labels))
-    stability = 1.0 if k == 1 else _stability(points, noises, labels, draw)
+    within, total = _scatter(used, labels), _scatter(used, np.zeros_like(labels))
+    stability = 1.0 if k == 1 else _stability(points, noises, labels, generator)
     return Clusters(
         k=k,
         labels=tuple(int(((s.parameters @ scale - centers) ** 2).sum(1).argmin()) for s in received)
-        if len(kept) < len(received)
+        if len(used) < len(received)
         else tuple(labels.tolist()),
         names=tuple(s.name or str(i) for i, s in enumerate(received)),
         within_r2=max(0.0, within),
         between_r2=max(0.0, total - within) if k > 1 else 0.0,
         p=p,
         stability=stability,
-        text=_say(k, labels, p, stability, limit),
-        left_out=tuple(s.name for s in received if all(s is not other for other in kept)),
+        text=_sentence(k, labels, p, stability, limit),
+        left_out=tuple(s.name for s in received if all(s is not other for other in used)),
     )
 
 
@@ -110,30 +109,30 @@ def _scale(noise: Numbers) -> Numbers:
     return np.eye(len(noise)) if least <= 0 else (turn / np.sqrt(np.maximum(values, least))) @ turn.T
 
 
-def _number(points: Numbers, noises: Sequence[Numbers], limit: int, draw: np.random.Generator) -> tuple[int, float]:
-    """(the number of groups, the p-value of one group)."""
-    first = 1.0
+def _count_groups(points: Numbers, noises: Sequence[Numbers], limit: int, generator: np.random.Generator) -> tuple[int, float]:
+    """Return the number of groups and the p-value of there being one."""
+    p_of_one = 1.0
     for k in range(1, limit):
-        p = _p_value(points, noises, k, limit, draw)
-        first = p if k == 1 else first
+        p = _p_value(points, noises, k, limit, generator)
+        p_of_one = p if k == 1 else p_of_one
         if p > LEVEL:
-            return k, first
-    return limit, first
+            return k, p_of_one
+    return limit, p_of_one
 
 
-def _p_value(points: Numbers, noises: Sequence[Numbers], k: int, limit: int, draw: np.random.Generator) -> float:
+def _p_value(points: Numbers, noises: Sequence[Numbers], k: int, limit: int, generator: np.random.Generator) -> float:
     """How often draws around k centers group as tightly, into some number of groups above k, as the points do."""
-    seen = _tightness(points, k, limit)
-    if not seen[1].any():
+    observed = _tightness(points, k, limit)
+    if not observed[1].any():
         return 1.0
-    draws = _draws(points, noises, _group(points, k), k, draw)
-    tight, allowed = map(np.stack, zip(seen, *(_tightness(some, k, limit) for some in draws), strict=True))
+    draws = _draws(points, noises, _group(points, k), k, generator)
+    tight, allowed = map(np.stack, zip(observed, *(_tightness(sample, k, limit) for sample in draws), strict=True))
     spread = np.maximum(tight[1:].std(0), 1e-12)
     gaps = np.where(allowed, (tight[1:].mean(0) - tight) / spread, -np.inf).max(1)
     return float((1 + (gaps[1:] >= gaps[0]).sum()) / (1 + len(draws)))
 
 
-def _draws(points: Numbers, noises: Sequence[Numbers], labels: Labels, k: int, draw: np.random.Generator) -> Numbers:
+def _draws(points: Numbers, noises: Sequence[Numbers], labels: Labels, k: int, generator: np.random.Generator) -> Numbers:
     """Points around the groups' centers, normal, with exactly the covariance of the scatter in the groups: [draws, m, p].
 
     The scatter is U diag(s) V'. For normal points U is uniform among the orthonormal frames with no mean in any group, whatever
@@ -142,17 +141,17 @@ def _draws(points: Numbers, noises: Sequence[Numbers], labels: Labels, k: int, d
     member = np.eye(k)[labels]
     member /= member.sum(0) ** 0.5
     _, sizes, turn = np.linalg.svd(points - member @ (member.T @ points), full_matrices=False)
-    kept = sizes[: len(points) - k] > 1e-9 * max(float(sizes[0]), np.finfo(float).tiny)
-    sizes, turn = sizes[: len(kept)][kept], turn[: len(kept)][kept]
+    nonzero = sizes[: len(points) - k] > 1e-9 * max(float(sizes[0]), np.finfo(float).tiny)
+    sizes, turn = sizes[: len(nonzero)][nonzero], turn[: len(nonzero)][nonzero]
     noise = np.array([np.trace(each) for each in noises])
-    true = max(0.0, float((sizes**2).sum()) / (len(points) - k) - float(noise.mean()))
-    size = np.sqrt(true + noise + np.finfo(float).tiny)
-    raw = draw.normal(size=(DRAWS, len(points), len(sizes))) * size[:, None]
-    frames = np.linalg.qr(raw - member @ (member.T @ raw))[0]
+    true_scatter = max(0.0, float((sizes**2).sum()) / (len(points) - k) - float(noise.mean()))
+    deviations = np.sqrt(true_scatter + noise + np.finfo(float).tiny)
+    normals = generator.normal(size=(DRAWS, len(points), len(sizes))) * deviations[:, None]
+    frames = np.linalg.qr(normals - member @ (member.T @ normals))[0]
     return member @ (member.T @ points) + frames * sizes @ turn
 
 
-def _root(covariance: Numbers) -> Numbers:
+def _square_root(covariance: Numbers) -> Numbers:
     values, turn = np.linalg.eigh(covariance)
     return turn * np.sqrt(np.maximum(values, 0.0))
 
@@ -182,7 +181,7 @@ def _tightness(points: Numbers, k: int, limit: int) -> tuple[Numbers, NDArray[np
 
 
 def _group(points: Numbers, k: int) -> Labels:
-    """Ward's grouping into k, every point then moved to the nearest center until none moves; the largest group first."""
+    """Group by Ward's method into k, then move every point to the nearest center until none moves; largest group first."""
     labels = np.zeros(len(points), np.int64) if k == 1 else cut_tree(ward(points), k)[:, 0].astype(np.int64)
     for _ in range(20):
         centers = np.stack([points[labels == g].mean(0) for g in range(k)])
@@ -194,25 +193,25 @@ def _group(points: Numbers, k: int) -> Labels:
     return np.argsort(order)[labels]
 
 
-def _scatter(kept: Sequence[Summary], labels: Labels) -> float:
-    """Mean squared distance to the center of the own group, noise taken off."""
-    W, noise = np.stack([s.parameters for s in kept]), np.array([s.noise for s in kept])
+def _scatter(summaries: Sequence[Summary], labels: Labels) -> float:
+    """Return the clients' mean squared distance to the center of their group, noise taken off."""
+    W, noise = np.stack([s.parameters for s in summaries]), np.array([s.noise for s in summaries])
     out = 0.0
     for g in np.unique(labels):
-        own = labels == g
-        out += float(((W[own] - W[own].mean(0)) ** 2).sum()) - (1 - 1 / own.sum()) * float(noise[own].sum())
-    return out / len(kept)
+        members = labels == g
+        out += float(((W[members] - W[members].mean(0)) ** 2).sum()) - (1 - 1 / members.sum()) * float(noise[members].sum())
+    return out / len(summaries)
 
 
-def _stability(points: Numbers, noises: Sequence[Numbers], labels: Labels, draw: np.random.Generator) -> float:
+def _stability(points: Numbers, noises: Sequence[Numbers], labels: Labels, generator: np.random.Generator) -> float:
     from sklearn.metrics import adjusted_rand_score
 
     k, p = int(labels.max()) + 1, points.shape[1]
-    fresh = np.stack([draw.normal(size=(REPEATS, p)) @ _root(noise).T for noise in noises], 1)
-    return float(np.mean([adjusted_rand_score(labels, _group(points + some, k)) for some in fresh]))
+    noise_draws = np.stack([generator.normal(size=(REPEATS, p)) @ _square_root(noise).T for noise in noises], 1)
+    return float(np.mean([adjusted_rand_score(labels, _group(points + noise_draw, k)) for noise_draw in noise_draws]))
 
 
-def _say(k: int, labels: Labels, p: float, stability: float, limit: int) -> str:
+def _sentence(k: int, labels: Labels, p: float, stability: float, limit: int) -> str:
     if limit < 2:
         return f"{len(labels)} clients are too few to look for groups."
     if k == 1:

@@ -22,8 +22,6 @@ from fedtailor.data.federation import Federation
 from fedtailor.errors import InvalidArgument
 from fedtailor.task import Task
 
-# Largest eigenvalue of the Hessian of the loss in the logits: softmax 1/2 (Boehning 1992), one sigmoid 1/4.
-CURVATURE = {"regression": 1.0, "classification": 0.5, "multilabel": 0.25}
 _ROOM = 10_000_000  # numbers in a chunk of the records' gradients
 
 
@@ -42,7 +40,7 @@ def constants(task: Task, federation: Federation, weight_decay: float = 0.0) -> 
     """mu and L of the clients' training risks. Refuses a model that is not linear or not strongly convex."""
     if task.gradient is None:
         raise InvalidArgument("the constants mu and L are known for the model 'linear' only; give lr, server_lr and steps")
-    outputs = 1 if task.kind == "classification" else federation.outputs
+    outputs = task.kind.averaged(federation.outputs)
     smallest, largest = float("inf"), 0.0
     for i in range(len(federation)):
         x = federation.train.client(i)[0].flatten(1).double()
@@ -50,14 +48,14 @@ def constants(task: Task, federation: Federation, weight_decay: float = 0.0) -> 
             x = torch.cat([x, x.new_ones(len(x), 1)], 1)
         eigenvalues = torch.linalg.eigvalsh(x.T @ x / len(x)) / outputs
         smallest, largest = min(smallest, float(eigenvalues[0])), max(largest, float(eigenvalues[-1]))
-    mu = max(smallest, 0.0) if task.kind == "regression" else 0.0  # a logistic risk flattens out: only decay bends it
-    found = Constants(mu + weight_decay, CURVATURE[task.kind] * largest + weight_decay)
-    if found.mu <= 1e-10 * found.smoothness:
+    mu = max(smallest, 0.0) if task.kind.least_squares else 0.0  # a logistic risk flattens out: only decay bends it
+    result = Constants(mu + weight_decay, task.kind.curvature * largest + weight_decay)
+    if result.mu <= 1e-10 * result.smoothness:
         raise InvalidArgument(
             "a client's risk is not strongly convex (mu = 0), which the theory's step sizes need; "
             "add weight decay, for instance opt=ft.SGD(weight_decay=0.01), or give lr, server_lr and steps"
         )
-    return found
+    return result
 
 
 def estimate(
@@ -75,34 +73,34 @@ def estimate(
     lowest, largest = math.inf, -math.inf
     for i in range(len(federation)):
         x, y = federation.train.client(i)
-        slope = grad(lambda free, x=x, y=y: task.risk({**free, **rest}, {"x": x, "y": y}))
-        pull = vjp(slope, point)[1]  # a Hessian is symmetric
+        gradient = grad(lambda free, x=x, y=y: task.risk({**free, **rest}, {"x": x, "y": y}))
+        pullback = vjp(gradient, point)[1]  # a Hessian is symmetric
 
-        def bend(v: dict[str, Tensor], pull: Callable[..., Any] = pull) -> dict[str, Tensor]:
-            return pull(v)[0]
+        def hessian_times(v: dict[str, Tensor], pullback: Callable[..., Any] = pullback) -> dict[str, Tensor]:
+            return pullback(v)[0]
 
-        draw = torch.Generator().manual_seed(int(rng.mix(seed, i) >> 1))
-        first = {name: torch.randn(w.shape, generator=draw, dtype=w.dtype) for name, w in point.items()}
-        high = _dominant(bend, first, steps)
+        generator = torch.Generator().manual_seed(int(rng.mix(seed, i) >> 1))
+        first = {name: torch.randn(w.shape, generator=generator, dtype=w.dtype) for name, w in point.items()}
+        high = _dominant(hessian_times, first, steps)
         bound = abs(high)  # shifted by the dominant one, the other end of the spectrum dominates
-        low = high if bound == 0 else bound + _dominant(lambda v, b=bound, f=bend: tree.add(f(v), v, -b), first, steps)
-        top = high if high > 0 else -bound + _dominant(lambda v, b=bound, f=bend: tree.add(f(v), v, b), first, steps)
+        low = high if bound == 0 else bound + _dominant(lambda v, b=bound, f=hessian_times: tree.add(f(v), v, -b), first, steps)
+        top = high if high > 0 else -bound + _dominant(lambda v, b=bound, f=hessian_times: tree.add(f(v), v, b), first, steps)
         lowest, largest = min(lowest, low, high), max(largest, top)
     return Constants(lowest + weight_decay, largest + weight_decay, exact=False)
 
 
-def _dominant(bend: Callable[..., dict[str, Tensor]], v: dict[str, Tensor], steps: int) -> float:
-    """The eigenvalue of largest modulus, as the Rayleigh quotient after ``steps`` multiplications."""
+def _dominant(product: Callable[..., dict[str, Tensor]], v: dict[str, Tensor], steps: int) -> float:
+    """Return the eigenvalue of largest modulus: the Rayleigh quotient after ``steps`` products with the matrix."""
     for _ in range(steps):
         length = float(tree.dot(v, v)) ** 0.5
         if not length:
             return 0.0
-        v = bend(tree.scale(v, 1 / length))
+        v = product(tree.scale(v, 1 / length))
     length = float(tree.dot(v, v)) ** 0.5
     if not length:
         return 0.0
     v = tree.scale(v, 1 / length)
-    return float(tree.dot(v, bend(v)))
+    return float(tree.dot(v, product(v)))
 
 
 @dataclass(frozen=True)
@@ -122,30 +120,30 @@ def noise(task: Task, federation: Federation, models: Sequence[Mapping[str, Tens
     if models is None:
         if federation.truth is None:
             raise InvalidArgument("the federation does not know its true parameters; give models=, one per client")
-        models = [_filled(task, truth) for truth in federation.truth]
+        models = [_truth_as_model(task, truth) for truth in federation.truth]
     if len(models) != len(federation):
         raise InvalidArgument(f"{len(models)} models for {len(federation)} clients; give one per client")
     rho2 = sigma2 = 0.0
     for i, model in enumerate(models):
         x, y = federation.train.client(i)
         point = {name: value.double() for name, value in model.items()}
-        rows, aims = x.double() if x.is_floating_point() else x, y.double() if y.is_floating_point() else y
+        rows, targets = x.double() if x.is_floating_point() else x, y.double() if y.is_floating_point() else y
         free, rest = tree.trainable(point), {k: v for k, v in point.items() if k.startswith(tree.BUFFER)}
 
-        def one(w: dict[str, Tensor], a: Tensor, b: Tensor, rest: dict[str, Tensor] = rest) -> Tensor:
+        def row_loss(w: dict[str, Tensor], a: Tensor, b: Tensor, rest: dict[str, Tensor] = rest) -> Tensor:
             return task.example_loss(task.apply({**w, **rest}, a[None]), b[None])[0]
 
-        square, mean = 0.0, torch.zeros(tree.size(free), dtype=torch.float64)
-        for some in torch.arange(len(y)).split(max(1, _ROOM // tree.size(free))):
-            parts = vmap(grad(one), (None, 0, 0))(free, rows[some], aims[some])
-            slopes = torch.cat([leaf.flatten(1) for leaf in parts.values()], 1)
-            square += float((slopes**2).sum()) / len(y)
-            mean += slopes.sum(0) / len(y)
-        rho2, sigma2 = max(rho2, square), max(sigma2, square - float(mean @ mean))
+        mean_square, mean = 0.0, torch.zeros(tree.size(free), dtype=torch.float64)
+        for chunk in torch.arange(len(y)).split(max(1, _ROOM // tree.size(free))):
+            parts = vmap(grad(row_loss), (None, 0, 0))(free, rows[chunk], targets[chunk])
+            gradients = torch.cat([leaf.flatten(1) for leaf in parts.values()], 1)
+            mean_square += float((gradients**2).sum()) / len(y)
+            mean += gradients.sum(0) / len(y)
+        rho2, sigma2 = max(rho2, mean_square), max(sigma2, mean_square - float(mean @ mean))
     return Noise(rho2, sigma2, exact)
 
 
-def _filled(task: Task, truth: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _truth_as_model(task: Task, truth: Mapping[str, Tensor]) -> dict[str, Tensor]:
     start = task.init()
     if not set(truth) <= set(start) or any(start[name].shape != leaf.shape for name, leaf in truth.items()):
         raise InvalidArgument("the true parameters are not a model of this task; give models=, one per client")
@@ -154,8 +152,8 @@ def _filled(task: Task, truth: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def record_smoothness(task: Task, federation: Federation, weight_decay: float = 0.0) -> float:
     """MINIMAX's beta, CLUP's Assumption 1: the smoothness of the loss on any single training or test record (linear models)."""
-    squares, outputs = _lengths2(task, federation), 1 if task.kind == "classification" else federation.outputs
-    return CURVATURE[task.kind] / outputs * float(squares.max()) + weight_decay
+    squares, outputs = _squared_lengths(task, federation), task.kind.averaged(federation.outputs)
+    return task.kind.curvature / outputs * float(squares.max()) + weight_decay
 
 
 def loss_bound(task: Task, federation: Federation, radius: float) -> float:
@@ -165,19 +163,19 @@ def loss_bound(task: Task, federation: Federation, radius: float) -> float:
         raise InvalidArgument(
             f"radius must be a finite number of at least 0, not {radius!r}; give the length of the longest model"
         )
-    reach = radius * _lengths2(task, federation).sqrt()
-    if task.kind == "classification":  # logits of two classes differ by at most sqrt(2) |W| |x|
+    reach = radius * _squared_lengths(task, federation).sqrt()
+    if task.kind.softmax:  # logits of two classes differ by at most sqrt(2) |W| |x|
         worst = torch.log1p((federation.outputs - 1) * torch.exp(math.sqrt(2) * reach))
-    elif task.kind == "multilabel":
-        worst = torch.nn.functional.softplus(reach)
-    else:
+    elif task.kind.least_squares:
         targets = torch.cat([federation.train.y, federation.test.y]).double().reshape(len(reach), -1)
         worst = (targets.norm(dim=1) + reach) ** 2 / (2 * federation.outputs)
+    else:
+        worst = torch.nn.functional.softplus(reach)
     return float(worst.max())
 
 
-def _lengths2(task: Task, federation: Federation) -> Tensor:
-    """Squared lengths of all training and test rows, the bias's one included."""
+def _squared_lengths(task: Task, federation: Federation) -> Tensor:
+    """Return the squared lengths of all training and test rows, the bias's constant 1 included."""
     if task.gradient is None:
         raise InvalidArgument("the loss of one record has known bounds for the model 'linear' only; give the number itself")
     rows = torch.cat([federation.train.x, federation.test.x]).flatten(1).double()

@@ -28,10 +28,10 @@ from torch import Tensor
 
 from fedtailor.data.federation import Federation
 from fedtailor.errors import InvalidArgument, InvalidData
-from fedtailor.task import Task
+from fedtailor.task import Kind, Task
 
 TOLERANCE = 1e-10  # of the envelope's gradient, against the gradients at zero
-_STEPS = 200
+_STEPS = 200  # of Newton's method, at most
 _ROOM = 20_000_000  # numbers of a chunk of Hessians (8 bytes each)
 _FLAT = 1e-13  # of a coordinate's curvature: what counts as none
 _GONE = 1e-9  # of its curvature at zero: where labels can be separated, it vanishes as fast as the gradient
@@ -67,15 +67,15 @@ def solve(
     weight_decay: float = 0.0,
     start: Solution | None = None,
 ) -> Solution:
-    """The minimum of Problem (2) at one ``lam``: a number of at least 0 (inf: one model for all), one per client, or ``"client"``
-    for those of ``federation.with_facts(lam=...)``.
+    """Return the minimum of Problem (2) at one ``lam``: a number of at least 0 (inf: one model for all), one per client, or
+    ``"client"`` for those of ``federation.with_facts(lam=...)``.
 
     ``weights`` are the p_i: ``"uniform"``, ``"size"`` or a positive number per client. ``start`` is a solution of the same task
     and federation to begin from. Stops when the envelope's gradient is certified to be at most ``TOLERANCE`` of the clients'
     mean gradient at zero.
     """
     problem = _problem(task, federation, weights, weight_decay)
-    return _newton(problem, _lams(lam, federation), start)
+    return _newton(problem, _lam_per_client(lam, federation), start)
 
 
 def solve_path(
@@ -86,15 +86,15 @@ def solve_path(
     weights: str | Sequence[float] = "uniform",
     weight_decay: float = 0.0,
 ) -> list[Solution]:
-    """Problem (2) at every one of ``lams`` (in any order; the answers come in theirs), from the largest to the smallest, each
-    begun at the solution before."""
+    """Solve Problem (2) at each of ``lams``, from the largest to the smallest, each begun at the solution before; the solutions
+    come in the order of ``lams``."""
     problem = _problem(task, federation, weights, weight_decay)
-    degrees = [_lams(lam, federation) for lam in lams]
-    found: dict[int, Solution] = {}
+    lam_values = [_lam_per_client(lam, federation) for lam in lams]
+    solutions: dict[int, Solution] = {}
     before: Solution | None = None
-    for k in sorted(range(len(degrees)), key=lambda k: -float(degrees[k].max())):
-        before = found[k] = _newton(problem, degrees[k], before)
-    return [found[k] for k in range(len(degrees))]
+    for k in sorted(range(len(lam_values)), key=lambda k: -float(lam_values[k].max())):
+        before = solutions[k] = _newton(problem, lam_values[k], before)
+    return [solutions[k] for k in range(len(lam_values))]
 
 
 # -- the problem -----------------------------------------------------------------------------------------------------------
@@ -111,11 +111,11 @@ class _Group(NamedTuple):
 class _Problem:
     """Parameters are [blocks, size]: blocks that the Hessian does not mix. Outputs are apart except under a softmax.
 
-    ``contrasts`` [outputs, free] turns them into one row of weights per output. ``bend`` [clients, blocks, size] is the diagonal
-    of the Hessians at zero, without decay (nothing for least squares, whose curvature does not vanish on the way).
+    ``contrasts`` [outputs, free] turns them into one row of weights per output. ``diagonal`` [clients, blocks, size] is that of
+    the Hessians at zero, without decay (nothing for least squares, whose curvature does not vanish on the way).
     """
 
-    kind: str
+    kind: Kind
     groups: list[_Group]
     names: tuple[str, ...]
     weights: Tensor
@@ -123,12 +123,12 @@ class _Problem:
     columns: int
     bias: bool
     weight_decay: float
-    bend: Tensor
+    diagonal: Tensor
 
     @property
     def shape(self) -> tuple[int, int]:
         free = self.contrasts.shape[1]
-        return (1, free * self.columns) if self.kind == "classification" else (free, self.columns)
+        return (1, free * self.columns) if self.kind.softmax else (free, self.columns)
 
     def table(self, flat: Tensor) -> Tensor:
         """[..., blocks, size] as weights [..., outputs, columns]."""
@@ -150,19 +150,19 @@ def _problem(task: Task, federation: Federation, weights: str | Sequence[float],
         raise InvalidArgument(f"the task is for {task.kind} but the data are for {federation.kind}; build it for these data")
     if isinstance(weight_decay, bool) or not isinstance(weight_decay, Real) or not 0 <= weight_decay < math.inf:
         raise InvalidArgument(f"weight_decay must be a finite number of at least 0, not {weight_decay!r}")
-    begin = task.init()
-    outputs, bias = len(begin["weight"]), "bias" in begin
-    columns = begin["weight"].shape[1] + bias
-    groups = [_gather(federation, ids, task.kind, outputs, bias) for ids in _alike(federation.train.sizes, columns)]
+    start = task.init()
+    outputs, bias = len(start["weight"]), "bias" in start
+    columns = start["weight"].shape[1] + bias
+    groups = [_padded_group(federation, ids, task.kind, outputs, bias) for ids in _size_groups(federation.train.sizes, columns)]
     shares = torch.from_numpy(_shares(weights, federation))
-    contrasts = _contrasts(outputs) if task.kind == "classification" else torch.eye(outputs, dtype=torch.float64)
+    contrasts = _contrasts(outputs) if task.kind.softmax else torch.eye(outputs, dtype=torch.float64)
     free = contrasts.shape[1]
     squares = shares.new_empty(len(federation), 1, columns)
     for group in groups:
         squares[group.ids] = group.share[:, None] @ group.rows**2
-    per_row = {"regression": 0.0, "multilabel": 0.25, "classification": 1.0}[task.kind] / outputs
-    bend = (per_row * squares).repeat(1, 1, free) if task.kind == "classification" else (per_row * squares).repeat(1, free, 1)
-    return _Problem(task.kind, groups, federation.names, shares, contrasts, columns, bias, float(weight_decay), bend)
+    per_row = (0.0 if task.kind.least_squares else 1.0 if task.kind.softmax else task.kind.curvature) / outputs
+    diagonal = (per_row * squares).repeat(1, 1, free) if task.kind.softmax else (per_row * squares).repeat(1, free, 1)
+    return _Problem(task.kind, groups, federation.names, shares, contrasts, columns, bias, float(weight_decay), diagonal)
 
 
 def _contrasts(outputs: int) -> Tensor:
@@ -172,8 +172,8 @@ def _contrasts(outputs: int) -> Tensor:
     return torch.linalg.qr(steps)[0]
 
 
-def _alike(sizes: NDArray[np.int64], columns: int) -> Iterator[NDArray[np.int64]]:
-    """Clients in groups within a factor of two in size, each of at most ``_ROOM`` padded numbers."""
+def _size_groups(sizes: NDArray[np.int64], columns: int) -> Iterator[NDArray[np.int64]]:
+    """Yield clients in groups within a factor of two in size, each of at most ``_ROOM`` padded numbers."""
     bucket = np.ceil(np.log2(np.maximum(sizes, 1))).astype(int)
     for value in np.unique(bucket):
         ids = np.flatnonzero(bucket == value)
@@ -182,7 +182,7 @@ def _alike(sizes: NDArray[np.int64], columns: int) -> Iterator[NDArray[np.int64]
             yield ids[first : first + room]
 
 
-def _gather(federation: Federation, ids: NDArray[np.int64], kind: str, outputs: int, bias: bool) -> _Group:
+def _padded_group(federation: Federation, ids: NDArray[np.int64], kind: Kind, outputs: int, bias: bool) -> _Group:
     longest = int(federation.train.sizes[ids].max())
     rows, targets, share = [], [], []
     for i in ids:
@@ -190,10 +190,10 @@ def _gather(federation: Federation, ids: NDArray[np.int64], kind: str, outputs: 
         table = x.flatten(1).double()
         if bias:
             table = torch.cat([table, table.new_ones(len(table), 1)], 1)
-        aim = torch.nn.functional.one_hot(y, outputs) if kind == "classification" else y.reshape(len(y), outputs)
+        target = torch.nn.functional.one_hot(y, outputs) if kind.softmax else y.reshape(len(y), outputs)
         pad = longest - len(y)
         rows.append(torch.cat([table, table.new_zeros(pad, table.shape[1])]))
-        targets.append(torch.cat([aim.double(), table.new_zeros(pad, outputs)]))
+        targets.append(torch.cat([target.double(), table.new_zeros(pad, outputs)]))
         share.append(torch.cat([table.new_full((len(y),), 1 / len(y)), table.new_zeros(pad)]))
     return _Group(torch.from_numpy(ids), torch.stack(rows), torch.stack(targets), torch.stack(share))
 
@@ -202,15 +202,15 @@ def _shares(weights: str | Sequence[float], federation: Federation) -> NDArray[n
     if isinstance(weights, str):
         if weights not in ("uniform", "size"):
             raise InvalidArgument(f"weights must be 'uniform', 'size' or a number per client, not {weights!r}")
-        given = federation.train.sizes.astype(float) if weights == "size" else np.ones(len(federation))
+        values = federation.train.sizes.astype(float) if weights == "size" else np.ones(len(federation))
     else:
-        given = _numbers("weights", weights, len(federation))
-    if not (np.isfinite(given) & (given > 0)).all():
+        values = _numbers("weights", weights, len(federation))
+    if not (np.isfinite(values) & (values > 0)).all():
         raise InvalidArgument("weights must be finite and greater than 0; leave a client out with federation.take([...])")
-    return given / given.sum()
+    return values / values.sum()
 
 
-def _lams(lam: Any, federation: Federation) -> NDArray[np.float64]:
+def _lam_per_client(lam: Any, federation: Federation) -> NDArray[np.float64]:
     if isinstance(lam, str):
         if lam != "client" or "lam" not in federation.facts:
             raise InvalidArgument(f"lam = {lam!r} is not known; give a number, or 'client' after federation.with_facts(lam=...)")
@@ -221,11 +221,11 @@ def _lams(lam: Any, federation: Federation) -> NDArray[np.float64]:
     return values
 
 
-def _numbers(name: str, given: Any, count: int) -> NDArray[np.float64]:
+def _numbers(name: str, argument: Any, count: int) -> NDArray[np.float64]:
     try:
-        values = np.asarray(given, float)
+        values = np.asarray(argument, float)
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"{name} must be numbers, not {given!r}; give one per client") from error
+        raise InvalidArgument(f"{name} must be numbers, not {argument!r}; give one per client") from error
     if values.shape != (count,):
         raise InvalidArgument(f"{name} has shape {values.shape} but there are {count} clients; give one number per client")
     return values
@@ -247,7 +247,7 @@ def _risks(problem: _Problem, flat: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _hessians(problem: _Problem, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """(ids [c], Hessians [c, blocks, size, size]) in chunks; one block stands for all outputs of least squares."""
+    """Yield (ids [c], Hessians [c, blocks, size, size]) in chunks; one block stands for all outputs of least squares."""
     blocks, size = problem.shape
     for group in problem.groups:
         room = max(1, _ROOM // (blocks * size * size))
@@ -259,37 +259,35 @@ def _hessians(problem: _Problem, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]
 
 def _hessian(problem: _Problem, part: _Group, logits: Tensor) -> Tensor:
     clients, _, outputs = logits.shape
-    if problem.kind == "regression":
-        return _weighted(part, torch.ones_like(part.share) / outputs)[:, None]
-    if problem.kind == "multilabel":
-        curve = torch.sigmoid(logits) * torch.sigmoid(-logits) / outputs
-        return torch.stack([_weighted(part, curve[..., k]) for k in range(outputs)], 1)
-    chances = torch.softmax(logits, -1)
+    if problem.kind.least_squares:
+        return _weighted_moments(part, torch.ones_like(part.share) / outputs)[:, None]
+    if not problem.kind.softmax:
+        weights = torch.sigmoid(logits) * torch.sigmoid(-logits) / outputs
+        return torch.stack([_weighted_moments(part, weights[..., k]) for k in range(outputs)], 1)
+    probabilities = torch.softmax(logits, -1)
     free, columns = problem.contrasts.shape[1], problem.columns
-    centered = chances @ problem.contrasts
+    centered = probabilities @ problem.contrasts
     out = logits.new_empty(clients, free, columns, free, columns)
     for a in range(free):
         for b in range(a + 1):
-            both = chances @ (problem.contrasts[:, a] * problem.contrasts[:, b]) - centered[..., a] * centered[..., b]
-            out[:, a, :, b, :] = out[:, b, :, a, :] = _weighted(part, both)
+            weight = probabilities @ (problem.contrasts[:, a] * problem.contrasts[:, b]) - centered[..., a] * centered[..., b]
+            out[:, a, :, b, :] = out[:, b, :, a, :] = _weighted_moments(part, weight)
     return out.view(clients, 1, free * columns, free * columns)
 
 
-def _weighted(part: _Group, curve: Tensor) -> Tensor:
-    """sum over rows of share * curve * x x'."""
-    return (part.rows * (curve * part.share)[..., None]).transpose(-1, -2) @ part.rows
+def _weighted_moments(part: _Group, weights: Tensor) -> Tensor:
+    """Return the sum over rows of share * weight * x x'."""
+    return (part.rows * (weights * part.share)[..., None]).transpose(-1, -2) @ part.rows
 
 
-def _loss(kind: str, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Per row the loss and its gradient in the logits."""
-    outputs = logits.shape[-1]
-    if kind == "regression":
-        miss = logits - targets
-        return (miss**2).mean(-1) / 2, miss / outputs
-    if kind == "multilabel":
-        losses = (torch.nn.functional.softplus(logits) - targets * logits).mean(-1)
-        return losses, (torch.sigmoid(logits) - targets) / outputs
-    return torch.logsumexp(logits, -1) - (targets * logits).sum(-1), torch.softmax(logits, -1) - targets
+def _loss(kind: Kind, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each row's loss and its gradient in the logits."""
+    residual = (kind.soft(logits) - targets) / kind.averaged(logits.shape[-1])
+    if kind.least_squares:
+        return ((logits - targets) ** 2).mean(-1) / 2, residual
+    if kind.softmax:
+        return torch.logsumexp(logits, -1) - (targets * logits).sum(-1), residual
+    return (torch.nn.functional.softplus(logits) - targets * logits).mean(-1), residual
 
 
 # -- Newton's method -------------------------------------------------------------------------------------------------------
@@ -303,22 +301,22 @@ class _Point(NamedTuple):
 def _newton(problem: _Problem, lam: NDArray[np.float64], start: Solution | None) -> Solution:
     clients = len(lam)
     pull = torch.from_numpy(lam)[:, None, None]
-    one = pull.isinf()  # these clients have no gap
+    pooled = pull.isinf()  # these clients take g itself, with no gap
     center = torch.zeros(problem.shape, dtype=torch.float64)
     gaps = torch.zeros(clients, *problem.shape, dtype=torch.float64)
     scale = _mean_length(problem, _risks(problem, gaps)[1])
     if start is not None:
         if start.gaps.shape != gaps.shape:
             raise InvalidArgument("start is the solution of another problem; give one of the same model and clients")
-        center, gaps = start.center, torch.where(one, 0.0, start.gaps)
-    here = _at(problem, pull, one, center, gaps)
-    best, norm = here, _certificate(problem, pull, one, here)
+        center, gaps = start.center, torch.where(pooled, 0.0, start.gaps)
+    here = _point_at(problem, pull, pooled, center, gaps)
+    best, norm = here, _certificate(problem, pull, pooled, here)
     steps, polished = 0, False
     while not polished and steps < _STEPS:
         polished = norm <= TOLERANCE * scale  # one more step brings it down to rounding
-        here = _step(problem, pull, one, best)
+        here = _step(problem, pull, pooled, best)
         steps += 1
-        length = _certificate(problem, pull, one, here)
+        length = _certificate(problem, pull, pooled, here)
         if not polished or length < norm:
             best, norm = here, length
     if not norm <= TOLERANCE * scale:
@@ -335,9 +333,9 @@ def _newton(problem: _Problem, lam: NDArray[np.float64], start: Solution | None)
     return Solution(lam, problem.model(center), models, best.objective, norm, relative, steps, gaps, center)
 
 
-def _at(problem: _Problem, pull: Tensor, one: Tensor, center: Tensor, gaps: Tensor) -> _Point:
+def _point_at(problem: _Problem, pull: Tensor, pooled: Tensor, center: Tensor, gaps: Tensor) -> _Point:
     values, slopes = _risks(problem, center + gaps)
-    pulls = torch.where(one, 0.0, pull * gaps**2).sum((1, 2)) / 2
+    pulls = torch.where(pooled, 0.0, pull * gaps**2).sum((1, 2)) / 2
     return _Point(center, gaps, float(problem.weights @ (values + pulls)), slopes)
 
 
@@ -345,89 +343,89 @@ def _mean_length(problem: _Problem, vectors: Tensor) -> float:
     return float(problem.weights @ vectors.flatten(1).norm(dim=1))
 
 
-def _rest(pull: Tensor, one: Tensor, here: _Point) -> Tensor:
+def _residuals(pull: Tensor, pooled: Tensor, here: _Point) -> Tensor:
     """What is left of the clients' inner problems: grad f_i + lam_i d_i (nothing, where there is no gap)."""
-    return torch.where(one, 0.0, here.slopes + torch.where(one, 0.0, pull) * here.gaps)
+    return torch.where(pooled, 0.0, here.slopes + torch.where(pooled, 0.0, pull) * here.gaps)
 
 
-def _certificate(problem: _Problem, pull: Tensor, one: Tensor, here: _Point) -> float:
+def _certificate(problem: _Problem, pull: Tensor, pooled: Tensor, here: _Point) -> float:
     """An upper bound on the length of the envelope's gradient at g.
 
     That gradient is sum p_i lam_i (g - w_i*) with w_i* the exact inner minimum; w_i misses it by at most |r_i|/lam_i.
     """
-    sent = torch.where(one, here.slopes, -torch.where(one, 0.0, pull) * here.gaps)
-    total = (problem.weights[:, None, None] * sent).sum(0).norm()
-    return float(total) + _mean_length(problem, _rest(pull, one, here))
+    slopes = torch.where(pooled, here.slopes, -torch.where(pooled, 0.0, pull) * here.gaps)
+    total = (problem.weights[:, None, None] * slopes).sum(0).norm()
+    return float(total) + _mean_length(problem, _residuals(pull, pooled, here))
 
 
-def _step(problem: _Problem, pull: Tensor, one: Tensor, here: _Point) -> _Point:
-    """A Newton step, shortened until the objective falls as a convex function must (Armijo)."""
-    towards, aside = _direction(problem, pull, one, here)
-    moves = towards + aside
-    spring = torch.where(one, 0.0, pull) * here.gaps * aside
-    slope = float(problem.weights @ ((here.slopes * moves).sum((1, 2)) + spring.sum((1, 2))))
+def _step(problem: _Problem, pull: Tensor, pooled: Tensor, here: _Point) -> _Point:
+    """Take a Newton step, shortened until the objective falls as a convex function must (Armijo)."""
+    center_step, gap_steps = _direction(problem, pull, pooled, here)
+    moves = center_step + gap_steps
+    pull_slopes = torch.where(pooled, 0.0, pull) * here.gaps * gap_steps
+    slope = float(problem.weights @ ((here.slopes * moves).sum((1, 2)) + pull_slopes.sum((1, 2))))
     noise = 1e-13 * abs(here.objective)  # close to the minimum the objective cannot tell points apart
     length = 1.0
     while True:
-        there = _at(problem, pull, one, here.center + length * towards, here.gaps + length * aside)
+        there = _point_at(problem, pull, pooled, here.center + length * center_step, here.gaps + length * gap_steps)
         if there.objective <= here.objective + 1e-4 * length * slope + noise or length < 1e-8:
             return there
         length /= 2
 
 
-def _direction(problem: _Problem, pull: Tensor, one: Tensor, here: _Point) -> tuple[Tensor, Tensor]:
-    """(dg, dd_i) of the module's docstring: dd_i = -A_i^-1 (r_i + H_i dg)."""
-    rest = _rest(pull, one, here)
-    finite = torch.where(one, 1.0, pull)  # a stand-in: what it enters is thrown away
+def _direction(problem: _Problem, pull: Tensor, pooled: Tensor, here: _Point) -> tuple[Tensor, Tensor]:
+    """Return (dg, dd_i) of the module's docstring: dd_i = -A_i^-1 (r_i + H_i dg)."""
+    residuals = _residuals(pull, pooled, here)
+    finite = torch.where(pooled, 1.0, pull)  # a stand-in: what it enters is thrown away
     blocks, size = problem.shape
-    matrix = torch.zeros(1 if problem.kind == "regression" else blocks, size, size, dtype=torch.float64)
+    matrix = torch.zeros(1 if problem.kind.least_squares else blocks, size, size, dtype=torch.float64)
     right = torch.zeros(blocks, size, dtype=torch.float64)
     small = len(problem.names) * len(matrix) * size * size <= _ROOM
-    kept: list[tuple[Tensor, Tensor, Tensor]] = []
-    for ids, back, bent in _solved(problem, finite, one, here, rest):
-        weight, degree, alone = problem.weights[ids, None, None], finite[ids], one[ids]
-        matrix += (weight[..., None] * torch.where(alone[..., None], bent, degree[..., None] * bent)).sum(0)
-        right += (weight * torch.where(alone, -here.slopes[ids], degree * (here.gaps[ids] - back))).sum(0)
+    chunks: list[tuple[Tensor, Tensor, Tensor]] = []
+    for ids, solved_rest, solved_hessian in _solved(problem, finite, pooled, here, residuals):
+        weight, lam, is_pooled = problem.weights[ids, None, None], finite[ids], pooled[ids]
+        matrix += (weight[..., None] * torch.where(is_pooled[..., None], solved_hessian, lam[..., None] * solved_hessian)).sum(0)
+        right += (weight * torch.where(is_pooled, -here.slopes[ids], lam * (here.gaps[ids] - solved_rest))).sum(0)
         if small:
-            kept.append((ids, back, bent))
-    towards = torch.zeros_like(right)
+            chunks.append((ids, solved_rest, solved_hessian))
+    center_step = torch.zeros_like(right)
     if bool((pull > 0).any()):
-        held = torch.where(one, problem.bend, finite * problem.bend / (finite + problem.bend)).nan_to_num()
+        at_zero = torch.where(pooled, problem.diagonal, finite * problem.diagonal / (finite + problem.diagonal)).nan_to_num()
         factor = _factor(
             (matrix + matrix.transpose(-1, -2)) / 2,
-            (problem.weights[:, None, None] * held).sum(0)[: len(matrix)],
+            (problem.weights[:, None, None] * at_zero).sum(0)[: len(matrix)],
         )
-        towards = torch.cholesky_solve(right[..., None], factor)[..., 0]
-    aside = torch.zeros_like(here.gaps)
-    for ids, back, bent in kept or _solved(problem, finite, one, here, rest):
-        aside[ids] = torch.where(one[ids], 0.0, -back - (bent @ towards[..., None])[..., 0])
-    return towards, aside
+        center_step = torch.cholesky_solve(right[..., None], factor)[..., 0]
+    gap_steps = torch.zeros_like(here.gaps)
+    for ids, solved_rest, solved_hessian in chunks or _solved(problem, finite, pooled, here, residuals):
+        gap_steps[ids] = torch.where(pooled[ids], 0.0, -solved_rest - (solved_hessian @ center_step[..., None])[..., 0])
+    return center_step, gap_steps
 
 
 def _solved(
-    problem: _Problem, finite: Tensor, one: Tensor, here: _Point, rest: Tensor
+    problem: _Problem, finite: Tensor, pooled: Tensor, here: _Point, residuals: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """(ids, A_i^-1 r_i, A_i^-1 H_i) in chunks; where lam_i is infinite, H_i itself in the last place."""
-    for ids, curves in _hessians(problem, here.center + here.gaps):
-        eye = torch.eye(curves.shape[-1], dtype=curves.dtype)
+    """Yield (ids, A_i^-1 r_i, A_i^-1 H_i) in chunks; where lam_i is infinite, H_i itself in the last place."""
+    for ids, hessians in _hessians(problem, here.center + here.gaps):
+        eye = torch.eye(hessians.shape[-1], dtype=hessians.dtype)
         # where there is no gap A_i is not used, and H_i may be singular
-        whole = torch.where(one[ids][..., None], eye, curves + finite[ids][..., None] * eye)
+        matrices = torch.where(pooled[ids][..., None], eye, hessians + finite[ids][..., None] * eye)
         factor = _factor(
-            whole,
-            torch.where(one[ids], 1.0, problem.bend[ids])[:, : curves.shape[1]],
+            matrices,
+            torch.where(pooled[ids], 1.0, problem.diagonal[ids])[:, : hessians.shape[1]],
             [problem.names[int(i)] for i in ids],
         )
-        bent = torch.where(one[ids][..., None], curves, torch.cholesky_solve(curves, factor))
-        yield ids, torch.cholesky_solve(rest[ids][..., None], factor)[..., 0], bent
+        solved_hessian = torch.where(pooled[ids][..., None], hessians, torch.cholesky_solve(hessians, factor))
+        yield ids, torch.cholesky_solve(residuals[ids][..., None], factor)[..., 0], solved_hessian
 
 
-def _factor(matrices: Tensor, before: Tensor, names: Sequence[str] = ()) -> Tensor:
-    """Cholesky factors; refuses, naming the first client, where a matrix has a direction with no curvature, or with none left of
-    what it had at zero (``before``, per coordinate). Without names the matrix is that of all clients."""
-    factor, wrong = torch.linalg.cholesky_ex(matrices)
+def _factor(matrices: Tensor, at_zero: Tensor, names: Sequence[str] = ()) -> Tensor:
+    """Return Cholesky factors; refuse, naming the first client, where a matrix has a direction with no curvature, or with none
+    left of what it had at zero (``at_zero``, per coordinate). Without names the matrix is that of all clients."""
+    factor, failed = torch.linalg.cholesky_ex(matrices)
     pivots = factor.diagonal(dim1=-2, dim2=-1) ** 2
-    least = torch.maximum(_FLAT * matrices.diagonal(dim1=-2, dim2=-1), _GONE * before)
-    flat = (wrong > 0) | ~(pivots > least).all(-1)
+    least = torch.maximum(_FLAT * matrices.diagonal(dim1=-2, dim2=-1), _GONE * at_zero)
+    flat = (failed > 0) | ~(pivots > least).all(-1)
     if bool(flat.any()):
         if not names:
             raise InvalidData("the clients' risks together have no unique minimum; add weight_decay, or rows")

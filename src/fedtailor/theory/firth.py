@@ -14,40 +14,39 @@ Numbers = NDArray[np.float64]
 class _State(NamedTuple):
     value: Numbers  # [B]
     step: Numbers  # [B, outputs - 1, r]
-    gain: Numbers  # [B]: what the step promises
+    gain: Numbers  # [B]: what the step should gain
     spread: Numbers  # [B, p, p]
 
 
-def maximise(
+def maximize(
     Z: Numbers, Y: Numbers, contrasts: Numbers, start: Numbers, lam: float, gain: float = 1e-10
 ) -> tuple[Numbers, Numbers]:
-    """Fits to several sets of labels [B, n, outputs] at once, by Newton's method with step halving, and their covariances.
+    """Return fits to several sets of labels [B, n, outputs] at once, by Newton's method with step halving, and their covariances.
 
-    It ends where a step promises less than ``gain``, in squared standard errors.
-
-    Without a ridge the likelihood has Jeffreys' penalty, half the log-determinant of the information.
+    It ends where a step promises less than ``gain``, in squared standard errors. Without a ridge the likelihood has Jeffreys'
+    penalty, half the log-determinant of the information.
     """
-    now = np.array(start)
-    state = _state(Z, Y, contrasts, now, lam)
-    pace = np.ones(len(now))
+    current = np.array(start)
+    state = _state(Z, Y, contrasts, current, lam)
+    length = np.ones(len(current))
     for _ in range(100):
-        busy = (state.gain > gain) & (pace > 1e-6)
-        if not busy.any():
+        active = (state.gain > gain) & (length > 1e-6)
+        if not active.any():
             break
-        there = now[busy] + pace[busy, None, None] * state.step[busy]
-        trial = _state(Z, Y[busy], contrasts, there, lam)
-        better = trial.value >= state.value[busy] - 1e-10
-        taken = np.flatnonzero(busy)[better]
-        now[taken] = there[better]
+        proposal = current[active] + length[active, None, None] * state.step[active]
+        trial = _state(Z, Y[active], contrasts, proposal, lam)
+        better = trial.value >= state.value[active] - 1e-10
+        accepted = np.flatnonzero(active)[better]
+        current[accepted] = proposal[better]
         for old, new in zip(state, trial, strict=True):
-            old[taken] = new[better]
-        pace[busy] = np.where(better, np.minimum(1.0, 2 * pace[busy]), pace[busy] / 2)
-    return now, state.spread
+            old[accepted] = new[better]
+        length[active] = np.where(better, np.minimum(1.0, 2 * length[active]), length[active] / 2)
+    return current, state.spread
 
 
-def _state(Z: Numbers, Y: Numbers, contrasts: Numbers, at: Numbers, lam: float) -> _State:
-    B, free, r = at.shape
-    logs = log_softmax(Z @ at.transpose(0, 2, 1) @ contrasts.T, axis=2)  # [B, n, outputs]
+def _state(Z: Numbers, Y: Numbers, contrasts: Numbers, parameters: Numbers, lam: float) -> _State:
+    B, free, r = parameters.shape
+    logs = log_softmax(Z @ parameters.transpose(0, 2, 1) @ contrasts.T, axis=2)  # [B, n, outputs]
     p = np.exp(logs)
     reduced = p @ contrasts  # [B, n, free]
     blocks = np.empty((B, free, r, free, r))
@@ -56,26 +55,26 @@ def _state(Z: Numbers, Y: Numbers, contrasts: Numbers, at: Numbers, lam: float) 
             weight = p @ (contrasts[:, a] * contrasts[:, b]) - reduced[..., a] * reduced[..., b]
             blocks[:, a, :, b] = blocks[:, b, :, a] = Z.T @ (weight[..., None] * Z)
     information = blocks.reshape(B, free * r, free * r)
-    size = np.trace(information, axis1=1, axis2=2) / (free * r)
+    scale = np.trace(information, axis1=1, axis2=2) / (free * r)
     # saturated probabilities leave a direction with no information at all in floating point
-    bent = information + (lam + 1e-10 * size + 1e-12)[:, None, None] * np.eye(free * r)
-    inverse = np.linalg.inv(bent)
+    regularized = information + (lam + 1e-10 * scale + 1e-12)[:, None, None] * np.eye(free * r)
+    inverse = np.linalg.inv(regularized)
     value = (Y * logs).sum((1, 2))
     residual = Y - p
     if lam:
-        value = value - lam / 2 * (at**2).sum((1, 2))
+        value = value - lam / 2 * (parameters**2).sum((1, 2))
         spread = inverse @ information @ inverse
     else:
-        value = value + np.linalg.slogdet(bent)[1] / 2
+        value = value + np.linalg.slogdet(regularized)[1] / 2
         residual = residual + _bias_term(Z, p, inverse.reshape(B, free, r, free, r), contrasts) / 2
         spread = inverse
-    slope = (contrasts.T @ (residual.transpose(0, 2, 1) @ Z) - lam * at).reshape(B, -1, 1)
+    slope = (contrasts.T @ (residual.transpose(0, 2, 1) @ Z) - lam * parameters).reshape(B, -1, 1)
     step = inverse @ slope
-    return _State(value, step.reshape(at.shape), (slope * step).sum((1, 2)), spread)
+    return _State(value, step.reshape(parameters.shape), (slope * step).sum((1, 2)), spread)
 
 
 def _bias_term(Z: Numbers, p: Numbers, inverse: Numbers, contrasts: Numbers) -> Numbers:
-    """Derivative in the logits of the log-determinant of the information: third cumulants of a draw from p against the
+    """Return the derivative in the logits of the log-determinant of the information: third cumulants of a draw from p against the
     covariances H of each row's logits, p_k (H_kk - sum_a p_a H_aa - 2 sum_a p_a H_ka + 2 p'Hp)."""
     free = inverse.shape[1]
     inner = np.empty((*p.shape[:2], free, free))
@@ -83,7 +82,7 @@ def _bias_term(Z: Numbers, p: Numbers, inverse: Numbers, contrasts: Numbers) -> 
         for b in range(a, free):
             inner[..., a, b] = inner[..., b, a] = ((Z @ inverse[:, a, :, b]) * Z).sum(2)
     H = contrasts @ inner @ contrasts.T  # [B, n, outputs, outputs]
-    own = np.einsum("bnkk->bnk", H)
+    diagonal = np.einsum("bnkk->bnk", H)
     across = (H @ p[..., None])[..., 0]
-    mean = (p * own).sum(2, keepdims=True)
-    return p * (own - mean - 2 * across + 2 * (p * across).sum(2, keepdims=True))
+    mean = (p * diagonal).sum(2, keepdims=True)
+    return p * (diagonal - mean - 2 * across + 2 * (p * across).sum(2, keepdims=True))

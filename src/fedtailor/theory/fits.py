@@ -23,7 +23,7 @@ from torch import Tensor
 from fedtailor.data import rng
 from fedtailor.errors import InvalidArgument, InvalidData
 from fedtailor.task import Task
-from fedtailor.theory.firth import Numbers, maximise
+from fedtailor.theory.firth import Numbers, maximize
 
 PLENTY = 100  # rows per parameter from which on the textbook covariance is good to one per cent
 DRAWS = 25  # fits to drawn labels: the mean over clients matters, so few do
@@ -33,7 +33,7 @@ NOTHING = 1e-5  # singular values below this share of the largest are rounding o
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """What one client sends: its fit, the covariance of the fit, and how well that is known; no data.
+    """What one client sends: its fit, the fit's covariance, and how well that is known; no data.
 
     ``variance`` is the variance of the fit's squared error minus ``noise``, ``square`` the trace of the covariance's square, both
     corrected for the covariance being an estimate itself.
@@ -95,8 +95,8 @@ def summary(
     start = task.init()
     outputs, inputs = start["weight"].shape
     rows = _rows(x, name, inputs, "bias" in start)
-    targets = _targets(y, name, len(rows), task.kind, outputs)
-    softmax = task.kind == "classification"
+    softmax = task.kind.softmax
+    targets = _targets(y, name, len(rows), softmax, outputs)
     size = (outputs - softmax) * rows.shape[1]
     if size > LARGEST:
         raise InvalidArgument(
@@ -107,11 +107,11 @@ def summary(
     d, r = basis.shape
     if r == 0:
         fit = _Fit(np.zeros((outputs - softmax, d)), np.zeros((size, size)), 0.0, 0.0)
-    elif task.kind == "regression":
+    elif task.kind.least_squares:
         fit = _least_squares(rows @ basis, targets, basis, robust)
     else:
-        draw = rng.generator(seed, "heterogeneity", rng.purpose(name))
-        fit = (_softmax if softmax else _labels)(rows @ basis, targets, basis, draw, draws, robust)
+        generator = rng.generator(seed, "heterogeneity", rng.purpose(name))
+        fit = (_softmax if softmax else _labels)(rows @ basis, targets, basis, generator, draws, robust)
     return Summary(
         parameters=fit.parameters.ravel(),
         covariance=fit.covariance,
@@ -146,8 +146,8 @@ def _basis(rows: Numbers) -> tuple[Numbers, Numbers | None]:
     return span @ (span.T @ basis), span
 
 
-def _turned(covariance: Numbers, basis: Numbers) -> Numbers:
-    """The covariance of basis @ v for each output, from that of the v."""
+def _transformed(covariance: Numbers, basis: Numbers) -> Numbers:
+    """Return the covariance of basis @ v for each output, from that of the v."""
     d, r = basis.shape
     outputs = len(covariance) // r
     blocks = np.einsum("ir,arbs,js->aibj", basis, covariance.reshape(outputs, r, outputs, r), basis, optimize=True)
@@ -162,28 +162,28 @@ def _rows(x: Tensor | ArrayLike, name: str, inputs: int, bias: bool) -> Numbers:
     return np.hstack([rows, np.ones((len(rows), 1))]) if bias else rows
 
 
-def _targets(y: Tensor | ArrayLike, name: str, n: int, kind: str, outputs: int) -> Numbers:
-    """Targets as columns [n, outputs]; of classes, ones in the column of the class."""
-    found = _array(y, "y", name)
-    if found.ndim == 0 or len(found) != n:
-        raise InvalidData(f"client {name or '?'} has {n} rows of x and y of shape {found.shape}; give one y per row")
-    if kind != "classification":
-        if found[0].size != outputs:
-            raise InvalidData(f"y of client {name or '?'} has {found[0].size} numbers per row, the model {outputs}; give as many")
-        return found.reshape(n, outputs)
-    if found.ndim != 1 or (found % 1 != 0).any() or found.min() < 0 or found.max() >= outputs:
+def _targets(y: Tensor | ArrayLike, name: str, n: int, softmax: bool, outputs: int) -> Numbers:
+    """Return targets as columns [n, outputs]; of classes, ones in the column of the class."""
+    array = _array(y, "y", name)
+    if array.ndim == 0 or len(array) != n:
+        raise InvalidData(f"client {name or '?'} has {n} rows of x and y of shape {array.shape}; give one y per row")
+    if not softmax:
+        if array[0].size != outputs:
+            raise InvalidData(f"y of client {name or '?'} has {array[0].size} numbers per row, the model {outputs}; give as many")
+        return array.reshape(n, outputs)
+    if array.ndim != 1 or (array % 1 != 0).any() or array.min() < 0 or array.max() >= outputs:
         raise InvalidData(f"y of client {name or '?'} holds other numbers than the classes 0 to {outputs - 1}; renumber them")
-    return np.eye(outputs)[found.astype(np.int64)]
+    return np.eye(outputs)[array.astype(np.int64)]
 
 
-def _array(value: Tensor | ArrayLike, what: str, name: str) -> Numbers:
+def _array(value: Tensor | ArrayLike, label: str, name: str) -> Numbers:
     try:
-        found = np.array(value.detach().cpu().numpy() if isinstance(value, Tensor) else value, np.float64)
+        array = np.array(value.detach().cpu().numpy() if isinstance(value, Tensor) else value, np.float64)
     except (TypeError, ValueError) as error:
-        raise InvalidData(f"{what} of client {name or '?'} is not an array of numbers; give rows of equal length") from error
-    if not np.isfinite(found).all():
-        raise InvalidData(f"{what} of client {name or '?'} has a value that is not finite (NaN or infinity); fill or drop it")
-    return found
+        raise InvalidData(f"{label} of client {name or '?'} is not an array of numbers; give rows of equal length") from error
+    if not np.isfinite(array).all():
+        raise InvalidData(f"{label} of client {name or '?'} has a value that is not finite (NaN or infinity); fill or drop it")
+    return array
 
 
 def _ridge(Z: Numbers, curvature: float) -> tuple[float, tuple[str, ...]]:
@@ -199,18 +199,18 @@ def _least_squares(Z: Numbers, Y: Numbers, basis: Numbers, robust: bool) -> _Fit
     moment = Z.T @ Z
     inverse = np.linalg.inv(moment + lam * np.eye(len(moment)))
     coefficients = inverse @ Z.T @ Y  # [r, outputs]
-    smooth = inverse @ moment
-    free = max(len(Z) - 2 * np.trace(smooth) + np.trace(smooth @ smooth), 1e-9)  # of the residuals, also with a ridge
+    shrinkage = inverse @ moment
+    free = max(len(Z) - 2 * np.trace(shrinkage) + np.trace(shrinkage @ shrinkage), 1e-9)  # of the residuals, also with a ridge
     residuals = Y - Z @ coefficients
     sigma = residuals.T @ residuals / free
-    shape = smooth @ inverse
+    shape = shrinkage @ inverse
     covariance = np.kron(sigma, shape)
     certainty = free / (free + 2)  # a squared estimate of a variance is too large by this
-    doubt = 2 * float((sigma**2).sum()) / free * certainty * float(np.trace(_turned(shape, basis))) ** 2
+    doubt = 2 * float((sigma**2).sum()) / free * certainty * float(np.trace(_transformed(shape, basis))) ** 2
     if robust:
         leverage = np.minimum((Z @ inverse * Z).sum(1), 1 - 1e-6)
         covariance = _sandwich(np.kron(np.eye(Y.shape[1]), inverse), Z, residuals / np.sqrt(1 - leverage)[:, None])
-    covariance = _turned(covariance, basis)
+    covariance = _transformed(covariance, basis)
     square = float((covariance**2).sum()) * certainty
     return _Fit((basis @ coefficients).T, covariance, 2 * square + doubt, square, lam, flags)
 
@@ -220,9 +220,9 @@ def _sandwich(bread: Numbers, Z: Numbers, residuals: Numbers) -> Numbers:
     return bread @ (scores.T @ scores) @ bread
 
 
-def _labels(Z: Numbers, Y: Numbers, basis: Numbers, draw: np.random.Generator, draws: int, robust: bool) -> _Fit:
+def _labels(Z: Numbers, Y: Numbers, basis: Numbers, generator: np.random.Generator, draws: int, robust: bool) -> _Fit:
     """One logistic fit per label; z of a label is sqrt(2) times the contrast of a softmax over (0, z)."""
-    parts = [_softmax(Z, np.stack([y, 1 - y], 1), basis, draw, draws, robust) for y in Y.T]
+    parts = [_softmax(Z, np.stack([y, 1 - y], 1), basis, generator, draws, robust) for y in Y.T]
     return _Fit(
         np.sqrt(2) * np.concatenate([part.parameters for part in parts]),
         2 * block_diag(*(part.covariance for part in parts)),
@@ -233,56 +233,56 @@ def _labels(Z: Numbers, Y: Numbers, basis: Numbers, draw: np.random.Generator, d
     )
 
 
-def _softmax(Z: Numbers, Y: Numbers, basis: Numbers, draw: np.random.Generator, draws: int, robust: bool) -> _Fit:
+def _softmax(Z: Numbers, Y: Numbers, basis: Numbers, generator: np.random.Generator, draws: int, robust: bool) -> _Fit:
     """Parameters in orthonormal contrasts of the classes, so that distances are those of weights that sum to zero over them."""
     outputs = Y.shape[1]
     contrasts = helmert(outputs).T  # [outputs, outputs - 1]
     lam, flags = _ridge(Z, 0.5)  # 1/2: the largest curvature of a softmax
     start = np.zeros((1, outputs - 1, Z.shape[1]))
-    found, spread = maximise(Z, Y[None], contrasts, start, lam)
-    logits = Z @ found[0].T @ contrasts.T
+    fits, covariances = maximize(Z, Y[None], contrasts, start, lam)
+    logits = Z @ fits[0].T @ contrasts.T
     absent = int((Y.sum(0) == 0).sum())
     if absent:
         flags += (f"{absent} of {outputs} classes without a row",)
     elif bool((logits.argmax(1) == Y.argmax(1)).all()):
         flags += ("every row fitted (separable): only the penalty keeps the fit finite",)
-    covariance = spread[0]
+    covariance = covariances[0]
     if robust:
         excess = (Y - np.exp(log_softmax(logits, 1))) @ contrasts
         covariance = _sandwich(covariance, Z, excess) * len(Z) / max(len(Z) - Z.shape[1], 1)
-    covariance, parameters = _turned(covariance, basis), found[0] @ basis.T
+    covariance, parameters = _transformed(covariance, basis), fits[0] @ basis.T
     square = float((covariance**2).sum())
-    if lam or len(Z) >= PLENTY * len(spread[0]):
+    if lam or len(Z) >= PLENTY * len(covariances[0]):
         return _Fit(parameters, covariance, 2 * square, square, lam, flags)
-    errors, traces = _again(Z, found[0], spread[0], contrasts, basis, draw, draws)
+    errors, traces = _refit(Z, fits[0], covariances[0], contrasts, basis, generator, draws)
     scale = float(errors.mean() / traces.mean())
     variance = float((errors - scale * traces).var(ddof=1)) * (1 + 1 / draws)
     certainty = float(traces.mean() ** 2 / (traces**2).mean())  # a guess that swings by itself is too large once squared
     return _Fit(parameters, scale * covariance, variance, square * scale**2 * certainty, lam, flags)
 
 
-def _again(
-    Z: Numbers, fit: Numbers, covariance: Numbers, contrasts: Numbers, basis: Numbers, draw: np.random.Generator, draws: int
+def _refit(
+    Z: Numbers, fit: Numbers, covariance: Numbers, contrasts: Numbers, basis: Numbers, generator: np.random.Generator, draws: int
 ) -> tuple[Numbers, Numbers]:
-    """Squared errors of fits to labels drawn from the client's own fit, and the traces of their textbook covariances.
+    """Return squared errors of fits to labels drawn from the client's own fit, and the traces of their textbook covariances.
 
     The fit is shortened first: its logits hold the noise of the fit, and labels from longer logits would be less noisy to fit
     than the client's own.
     """
     free, r = fit.shape
-    own = np.einsum("aras->rs", covariance.reshape(free, r, free, r))
+    summed = np.einsum("aras->rs", covariance.reshape(free, r, free, r))
     squared = float(((Z @ fit.T) ** 2).sum())
-    share = max(0.0, 1 - float((Z.T @ Z * own).sum()) / squared) if squared > 0 else 0.0
+    share = max(0.0, 1 - float((Z.T @ Z * summed).sum()) / squared) if squared > 0 else 0.0
     center = np.sqrt(share) * fit
     logits = Z @ center.T @ contrasts.T
     # the largest of logits and Gumbel noise is a draw from the softmax
-    labels = (logits + draw.gumbel(size=(draws, *logits.shape))).argmax(2)
+    labels = (logits + generator.gumbel(size=(draws, *logits.shape))).argmax(2)
     at_once = max(1, 4_000_000 // (Z.size * free))
     errors, traces = [], []
     for first in range(0, draws, at_once):
-        some = np.eye(logits.shape[1])[labels[first : first + at_once]]
-        starts = np.broadcast_to(center, (len(some), *center.shape))
-        fits, spreads = maximise(Z, some, contrasts, starts, 0.0, 1e-4)
+        one_hot = np.eye(logits.shape[1])[labels[first : first + at_once]]
+        starts = np.broadcast_to(center, (len(one_hot), *center.shape))
+        fits, covariances = maximize(Z, one_hot, contrasts, starts, 0.0, 1e-4)
         errors.append((((fits - center) @ basis.T) ** 2).sum((1, 2)))
-        traces.append(np.einsum("baras,rs->b", spreads.reshape(-1, free, r, free, r), basis.T @ basis))
+        traces.append(np.einsum("baras,rs->b", covariances.reshape(-1, free, r, free, r), basis.T @ basis))
     return np.concatenate(errors), np.concatenate(traces)

@@ -28,7 +28,6 @@ from fedtailor.data.federation import Federation
 from fedtailor.data.split import Split
 from fedtailor.errors import InvalidArgument, InvalidData
 from fedtailor.task import Task
-from fedtailor.task.losses import BY_KIND
 from fedtailor.theory.fits import DRAWS, NOTHING, Summary, summary
 
 TAIL = 0.05  # on either side of the 90 % interval
@@ -51,8 +50,8 @@ class Heterogeneity:
     """R^2 of m clients with its 90 % interval.
 
     ``r2`` is ``unbiased`` cut at 0, ``population`` the same for the population the clients come from. ``noise`` is the mean
-    squared error of a client's fit, ``zero`` says that R^2 cannot be told from 0, ``trusted`` how far to believe all this. ``n``
-    is the smallest number of rows, ``d`` the number of parameters, ``load`` of how many of them the rows say something;
+    squared error of a client's fit, ``zero`` says that R^2 is not distinguishable from 0, ``trusted`` how far to trust this,
+    ``n`` is the smallest number of rows, ``d`` the number of parameters, ``load`` of how many of them the rows say something;
     ``left_out`` names the clients that R^2 is not about.
     """
 
@@ -113,36 +112,36 @@ def on_features(task: Task, params: Mapping[str, Tensor], federation: Federation
     """
     if task.features is None:
         raise InvalidArgument("the model has no last layer to take features before; name one with groups={'head': ...}")
-    head = task.features
+    features = task.features
 
-    def rows(x: Tensor) -> Tensor:
+    def last_inputs(x: Tensor) -> Tensor:
         with torch.no_grad():
-            return torch.cat([head(dict(params), part).flatten(1).detach() for part in x.split(1024)])
+            return torch.cat([features(dict(params), part).flatten(1).detach() for part in x.split(1024)])
 
-    return _mapped(federation, rows)
+    return _mapped(federation, last_inputs)
 
 
 def projected(federation: Federation, directions: int, seed: int = 0) -> Federation:
-    """The federation on ``directions`` orthonormal directions of its features, drawn at random: no client has to say anything
-    about its data for it."""
+    """The federation on ``directions`` orthonormal directions of its features, drawn at random, so no client has to say
+    anything about its data."""
     features = int(np.prod(federation.train.x.shape[1:]))
-    square = rng.generator(seed, "directions").normal(size=(features, directions))
-    turn = torch.from_numpy(np.linalg.qr(square)[0])
-    return _mapped(federation, lambda x: x.flatten(1) @ turn.to(x))
+    normals = rng.generator(seed, "directions").normal(size=(features, directions))
+    basis = torch.from_numpy(np.linalg.qr(normals)[0])
+    return _mapped(federation, lambda x: x.flatten(1) @ basis.to(x))
 
 
-def _mapped(federation: Federation, rows: Callable[[Tensor], Tensor]) -> Federation:
-    """The federation with other features, labels kept."""
+def _mapped(federation: Federation, transform: Callable[[Tensor], Tensor]) -> Federation:
+    """Return the federation with transformed features and the same labels."""
 
-    def split(s: Split) -> Split:
-        return Split(rows(s.x), s.y, s.offsets, s.kinds)
+    def mapped(split: Split) -> Split:
+        return Split(transform(split.x), split.y, split.offsets, split.kinds)
 
     return replace(
         federation,
-        train=split(federation.train),
-        test=split(federation.test),
-        val=None if federation.val is None else split(federation.val),
-        public=None if federation.public is None else rows(federation.public),
+        train=mapped(federation.train),
+        test=mapped(federation.test),
+        val=None if federation.val is None else mapped(federation.val),
+        public=None if federation.public is None else transform(federation.public),
         truth=None,
         schema=None,
         recipe=None,
@@ -152,7 +151,7 @@ def _mapped(federation: Federation, rows: Callable[[Tensor], Tensor]) -> Federat
 def linear_task(federation: Federation, *, bias: bool = True) -> Task:
     """The linear model of a federation's rows, as a task."""
     module = models.build("linear", tuple(federation.train.x.shape[1:]), federation.outputs, bias=bias)
-    return Task.from_module(module.double(), BY_KIND[federation.kind].name, classes=federation.labels)
+    return Task.from_module(module.double(), federation.kind.loss, classes=federation.labels)
 
 
 def estimate(received: Sequence[Summary]) -> Heterogeneity:
@@ -161,21 +160,21 @@ def estimate(received: Sequence[Summary]) -> Heterogeneity:
     Clients whose fit is pulled to zero or says less than the others' are left out where at least half remain, for the pull would
     count as a difference.
     """
-    kept = usable(received)
-    W = np.stack([s.parameters for s in filled(kept)])
-    m = len(kept)
-    total = np.sum([s.covariance for s in kept], 0)
-    noise = np.array([s.noise for s in kept])
-    variances = np.array([s.variance for s in kept])
-    apart = W - W.mean(0)
-    along = np.array([a @ s.covariance @ a for a, s in zip(apart, kept, strict=True)])  # a'Va of each
-    own = np.array([s.square for s in kept])  # trace(V_i^2)
-    excess = np.array([float((s.covariance**2).sum()) for s in kept]) - own
-    with_all = np.array([float((s.covariance * total).sum()) for s in kept]) - excess  # trace(V_i sum V)
+    used = usable(received)
+    W = np.stack([s.parameters for s in filled(used)])
+    m = len(used)
+    total = np.sum([s.covariance for s in used], 0)
+    noise = np.array([s.noise for s in used])
+    variances = np.array([s.variance for s in used])
+    deviations = W - W.mean(0)
+    along = np.array([a @ s.covariance @ a for a, s in zip(deviations, used, strict=True)])  # a'Va of each
+    own = np.array([s.square for s in used])  # trace(V_i^2)
+    excess = np.array([float((s.covariance**2).sum()) for s in used]) - own
+    with_all = np.array([float((s.covariance * total).sum()) for s in used]) - excess  # trace(V_i sum V)
     overall = float((total**2).sum() - excess.sum())
     share = 1 - 1 / m
     spread = _Spread(
-        square=float((apart**2).sum()),
+        square=float((deviations**2).sum()),
         noise=share * float(noise.sum()),
         variance=share**2 * float(variances.sum()) + 2 / m**2 * (overall - float(own.sum())),
         along=float(along.sum() - (1 - 2 / m) * own.sum() - overall / m**2),
@@ -183,13 +182,13 @@ def estimate(received: Sequence[Summary]) -> Heterogeneity:
     )
     low, high = _interval(spread)
     distances = []
-    for i, s in enumerate(kept):
+    for i, s in enumerate(used):
         # covariance of w_i - mean w: (1 - 2/m) V_i + total/m^2
         traces = (1 - 2 / m) * noise[i] + noise.sum() / m**2
         squared = (1 - 2 / m) ** 2 * own[i] + 2 * (1 - 2 / m) * with_all[i] / m**2 + overall / m**4
-        inner = (1 - 2 / m) * along[i] + float(apart[i] @ total @ apart[i]) / m**2
+        inner = (1 - 2 / m) * along[i] + float(deviations[i] @ total @ deviations[i]) / m**2
         single = _Spread(
-            square=float((apart[i] ** 2).sum()),
+            square=float((deviations[i] ** 2).sum()),
             noise=traces,
             variance=2 * squared + (1 - 2 / m) ** 2 * (variances[i] - 2 * own[i]) + float((variances - 2 * own).sum()) / m**4,
             along=inner - squared,
@@ -202,14 +201,14 @@ def estimate(received: Sequence[Summary]) -> Heterogeneity:
         noise=float(noise.mean()),
         zero=low == 0,
         per_client=tuple(distances),
-        trusted=_trust(received, kept),
-        n=min(s.n for s in kept),
+        trusted=_trust(received, used),
+        n=min(s.n for s in used),
         d=W.shape[1],
-        load=max(s.load for s in kept),
+        load=max(s.load for s in used),
         m=m,
         unbiased=spread.excess / m,
         population=max(0.0, spread.excess / (m - 1)),
-        left_out=tuple(s.name for s in received if all(s is not other for other in kept)),
+        left_out=tuple(s.name for s in received if all(s is not other for other in used)),
     )
 
 
@@ -227,10 +226,10 @@ def usable(received: Sequence[Summary]) -> tuple[Summary, ...]:
 
 
 def filled(received: Sequence[Summary]) -> tuple[Summary, ...]:
-    """The summaries; directions of which a client's rows say nothing take what is common to all.
+    """Return the summaries, filled with what is common to all in the directions of which a client's rows say nothing.
 
     That is the w with the least sum of squared distances to the fits in the directions that each of them knows: their mean if all
-    know all. A column that is constant at each client, but not the same at all, is told by the clients together.
+    know all. A column that is constant at each client, but not the same at all, is determined by them together.
     """
     if all(s.span is None for s in received):
         return tuple(received)
@@ -238,7 +237,7 @@ def filled(received: Sequence[Summary]) -> tuple[Summary, ...]:
     known = [np.eye(d) if s.span is None else s.span @ s.span.T for s in received]
     fits = [s.parameters.reshape(-1, d) for s in received]
     common = np.linalg.lstsq(np.sum(known, 0), np.sum(fits, 0).T, rcond=NOTHING)[0].T  # [outputs, d]
-    full = [(own + common - common @ knows).ravel() for own, knows in zip(fits, known, strict=True)]
+    full = [(fit + common - common @ known_by_one).ravel() for fit, known_by_one in zip(fits, known, strict=True)]
     return tuple(replace(s, parameters=w) for s, w in zip(received, full, strict=True))
 
 
@@ -277,55 +276,55 @@ def _interval(spread: _Spread) -> tuple[float, float]:
         mean, free = spread.law(truth)
         return float(gammaincc(free / 2, free / 2 * spread.square / mean)) - TAIL
 
-    seen = max(spread.square, spread.noise)
+    observed = max(spread.square, spread.noise)
 
     def below(truth: float) -> float:
         mean, free = spread.law(truth)
-        return float(gammainc(free / 2, free / 2 * seen / mean)) - TAIL
+        return float(gammainc(free / 2, free / 2 * observed / mean)) - TAIL
 
     low = 0.0 if spread.excess <= 0 or above(0.0) >= 0 else _root(above, 0.0, spread.excess)
     top = max(spread.excess, 0.0)
-    reach = seen
+    reach = observed
     while below(top + reach) > 0:
         reach *= 2
     return low, _root(below, top, top + reach)
 
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where the function changes sign, or the end it is nearly zero at."""
+    """Return where the function changes sign, or the end at which it is nearly zero."""
     at_low, at_high = function(low), function(high)
     if at_low * at_high > 0:
         return low if abs(at_low) < abs(at_high) else high
     return float(brentq(function, low, high, xtol=1e-12 * max(high, 1e-300), rtol=1e-10))
 
 
-def _trust(received: Sequence[Summary], kept: Sequence[Summary]) -> str:
+def _trust(received: Sequence[Summary], used: Sequence[Summary]) -> str:
     """How far an estimate from these summaries can be trusted, in a sentence or two."""
-    said = []
-    if len(kept) < len(received):
-        said.append(f"{len(received) - len(kept)} of {len(received)} clients have too little data to compare and are left out.")
-    pulled = sum(s.ridge > 0 for s in kept)
-    few = sum(s.n < ENOUGH * s.load for s in kept)
+    notes = []
+    if len(used) < len(received):
+        notes.append(f"{len(received) - len(used)} of {len(received)} clients have too little data to compare and are left out.")
+    pulled = sum(s.ridge > 0 for s in used)
+    few = sum(s.n < ENOUGH * s.load for s in used)
     if pulled:
-        said.append(
-            f"{pulled} of {len(kept)} fits are pulled to zero for want of rows, so differences between clients are blurred and "
+        notes.append(
+            f"{pulled} of {len(used)} fits are pulled to zero for want of rows, so differences between clients are blurred and "
             "partly made up: take R^2 as an order of magnitude at best."
         )
     elif few:
-        said.append(
-            f"{few} of {len(kept)} clients have fewer than {ENOUGH} rows per parameter: take R^2 as a rough guess and its "
+        notes.append(
+            f"{few} of {len(used)} clients have fewer than {ENOUGH} rows per parameter: take R^2 as a rough guess and its "
             "interval as too narrow."
         )
-    absent = sum(any("without a row" in flag or "separable" in flag for flag in s.flags) for s in kept)
+    absent = sum(any("without a row" in flag or "separable" in flag for flag in s.flags) for s in used)
     if absent and not pulled:
-        said.append(
-            f"{absent} of {len(kept)} clients have separable data or lack a class: how long their parameters are is not in the "
+        notes.append(
+            f"{absent} of {len(used)} clients have separable data or lack a class: how long their parameters are is not in the "
             "data, so R^2 may well be larger than the interval says."
         )
-    if any(s.rank < s.inputs for s in kept):
-        said.append("Directions of which a client's rows say nothing are taken as common to all.")
-    if not said:
-        said.append(
+    if any(s.rank < s.inputs for s in used):
+        notes.append("Directions of which a client's rows say nothing are taken as common to all.")
+    if not notes:
+        notes.append(
             f"Every client has at least {ENOUGH} rows per parameter: the interval holds the truth about nine times in ten."
         )
-    return " ".join(said)
+    return " ".join(notes)

@@ -37,7 +37,7 @@ def lower_average(d: int, m: int, N: int, R2: float, c: float = 1.0) -> float:
 
 
 def lower_client(d: int, n: int, N: int, R2: float, c: float = 1.0) -> float:
-    """(15): nor has any, for a client of n rows, one below c (d/n ^ R^2 + d/N)."""
+    """(15): no method has, for a client of n rows, a squared error below c (d/n ^ R^2 + d/N) for all truths within R."""
     _check(d=d, n=n, N=N, R2=R2, c=c)
     return c * (min(d / n, R2) + d / N)
 
@@ -129,13 +129,13 @@ def fedprox_lam(mu: float, R: float, sizes: ArrayLike, weights: ArrayLike | None
     """
     _check(mu=mu, R=R)
     n, p = _clients(sizes, weights)
-    one, two = float((p / n).sum()), float((p**2 / n).sum())
-    ratio = float(p.max()) * one / two
-    if math.sqrt(one) <= R:
-        return ProxLam(mu * one / (16 * R**2), "A")
-    if two / math.sqrt(one) <= R:
-        return ProxLam(mu * math.sqrt(one) / (16 * ratio * R), "B")
-    return ProxLam(mu * one / (16 * ratio * two), "C")
+    S, S2 = float((p / n).sum()), float((p**2 / n).sum())
+    ratio = float(p.max()) * S / S2
+    if math.sqrt(S) <= R:
+        return ProxLam(mu * S / (16 * R**2), "A")
+    if S2 / math.sqrt(S) <= R:
+        return ProxLam(mu * math.sqrt(S) / (16 * ratio * R), "B")
+    return ProxLam(mu * S / (16 * ratio * S2), "C")
 
 
 def fedprox_client_lam(mu: float, R: float, m: int, N: int, c: float = 1 / 16) -> ProxLam:
@@ -164,9 +164,9 @@ def fedprox_best_average_risk(
     """(28): with ``fedprox_lam``, c (mu/(1 ^ C_p) + (1 v C_p) beta loss/mu) (R sqrt(S) ^ S + S_2), letters as there."""
     _check(mu=mu, beta=beta, loss=loss, R=R, c=c)
     n, p = _clients(sizes, weights)
-    one, two = float((p / n).sum()), float((p**2 / n).sum())
-    ratio = float(p.max()) * one / two
-    return c * (mu / min(1, ratio) + max(1, ratio) * beta * loss / mu) * (min(R * math.sqrt(one), one) + two)
+    S, S2 = float((p / n).sum()), float((p**2 / n).sum())
+    ratio = float(p.max()) * S / S2
+    return c * (mu / min(1, ratio) + max(1, ratio) * beta * loss / mu) * (min(R * math.sqrt(S), S) + S2)
 
 
 def fedprox_best_client_risk(
@@ -232,24 +232,24 @@ def _shares(weights: ArrayLike | None, count: int) -> Array:
     return p / p.sum()
 
 
-def _vector(name: str, given: Any) -> Array:
+def _vector(name: str, argument: Any) -> Array:
     try:
-        values = np.asarray(given, float)
+        values = np.asarray(argument, float)
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"{name} must be numbers, one per client, not {given!r}") from error
+        raise InvalidArgument(f"{name} must be numbers, one per client, not {argument!r}") from error
     if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
         raise InvalidArgument(f"{name} must be finite numbers, one per client; give a list of them")
     return values
 
 
-def _check(**given: Any) -> None:
-    for name, value in given.items():
+def _check(**terms: Any) -> None:
+    for name, value in terms.items():
         if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not math.isfinite(value) or value < 0:
             raise InvalidArgument(f"{name} must be a finite number and not negative, not {value!r}")
         if value == 0 and name not in ("R2", "R", "lam", "sigma2"):
             raise InvalidArgument(f"{name} must be greater than 0; give a larger one")
-    if given.get("mu", 0) > given.get("beta", math.inf):
-        raise InvalidArgument(f"beta = {given['beta']:g} is smaller than mu = {given['mu']:g}; smoothness is never less than mu")
+    if terms.get("mu", 0) > terms.get("beta", math.inf):
+        raise InvalidArgument(f"beta = {terms['beta']:g} is smaller than mu = {terms['mu']:g}; smoothness is never less than mu")
 
 
 def check_tie(mu: float, beta: float, lam: float, n: float, share: float) -> None:

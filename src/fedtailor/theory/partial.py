@@ -34,7 +34,7 @@ class PartialSteps(NamedTuple):
 
     @property
     def options(self) -> dict[str, float]:
-        """As arguments: ``ft.FedAvgP(steps=K, personal=..., **found.options)``."""
+        """The steps as arguments: ``ft.FedAvgP(steps=K, personal=..., **steps.options)``."""
         return {name: value for name, value in self._asdict().items() if name != "gamma"}
 
 
@@ -201,14 +201,14 @@ def dissimilarity(gradients: Any) -> float:
     the largest over all points.
     """
     try:
-        found = torch.as_tensor(gradients, dtype=torch.float64).detach()
+        rows = torch.as_tensor(gradients, dtype=torch.float64).detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidArgument("gradients must be an [n, d] array of numbers; stack one row per client") from error
-    if found.dim() != 2 or len(found) == 0:
-        raise InvalidArgument(f"gradients must be an [n, d] array, one row per client, not of shape {tuple(found.shape)}")
-    if not bool(torch.isfinite(found).all()):
+    if rows.dim() != 2 or len(rows) == 0:
+        raise InvalidArgument(f"gradients must be an [n, d] array, one row per client, not of shape {tuple(rows.shape)}")
+    if not bool(torch.isfinite(rows).all()):
         raise InvalidArgument("gradients hold a number that is not finite; use a smaller step")
-    return float(((found - found.mean(0)) ** 2).sum(1).mean())
+    return float(((rows - rows.mean(0)) ** 2).sum(1).mean())
 
 
 def _noise(K: int, m: int, n: int, sigma_u2: float, sigma_v2: float, b2: float) -> float:
@@ -224,7 +224,7 @@ def _steps(gamma: float, eta_u: float, eta_v: float) -> PartialSteps:
 
 
 def _within(steps: PartialSteps, gamma: float, eta_u: float, eta_v: float, theorem: str) -> None:
-    """Refuse steps of which the theorem says nothing."""
+    """Refuse steps that the theorem does not cover."""
     for product in (steps.lr * steps.server_lr, steps.personal_lr * steps.personal_server_lr):
         if not math.isclose(product, steps.gamma, rel_tol=1e-9):
             raise InvalidArgument(
@@ -240,22 +240,22 @@ def _within(steps: PartialSteps, gamma: float, eta_u: float, eta_v: float, theor
             )
 
 
-def _all_or_none(**given: float | None) -> dict[str, Any] | None:
-    """What the tuned gamma needs, checked; None if nothing of it was given."""
-    missing = [name for name, value in given.items() if value is None]
-    if len(missing) == len(given):
+def _all_or_none(**terms: float | None) -> dict[str, Any] | None:
+    """Check what the tuned gamma needs and return it; None if nothing of it was passed."""
+    missing = [name for name, value in terms.items() if value is None]
+    if len(missing) == len(terms):
         return None
     if missing:
         raise InvalidArgument(
-            f"the tuned gamma needs {', '.join(given)}; give {' and '.join(missing)} too (a variance is 0 with full batches), "
+            f"the tuned gamma needs {', '.join(terms)}; give {' and '.join(missing)} too (a variance is 0 with full batches), "
             "or none of them for the largest gamma"
         )
-    _check(**given)
-    return given
+    _check(**terms)
+    return terms
 
 
-def _check(**given: Any) -> None:
-    for name, value in given.items():
+def _check(**terms: Any) -> None:
+    for name, value in terms.items():
         if name in ("K", "m", "n", "T"):
             if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
                 raise InvalidArgument(f"{name} must be a whole number of at least 1, not {value!r}; give {_WORDS[name]}")
@@ -263,8 +263,8 @@ def _check(**given: Any) -> None:
             raise InvalidArgument(f"{name} must be a finite number and not negative, not {value!r}; give {_WORDS[name]}")
         elif value == 0 and name in ("L", "gap"):
             raise InvalidArgument(f"{name} must be greater than 0; give {_WORDS[name]}")
-    if "m" in given and given["m"] > given["n"]:
-        raise InvalidArgument(f"m = {given['m']} clients per round are more than the n = {given['n']} there are; use m <= n")
+    if "m" in terms and terms["m"] > terms["n"]:
+        raise InvalidArgument(f"m = {terms['m']} clients per round are more than the n = {terms['n']} there are; use m <= n")
 
 
 _WORDS = {

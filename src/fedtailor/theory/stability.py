@@ -76,21 +76,21 @@ def federated_stability(
     """
     if records < 1:
         raise InvalidArgument(f"records must be a whole number of at least 1, not {records!r}")
-    which = tuple(federation.index(i) for i in (range(len(federation)) if clients is None else clients))
+    chosen_clients = tuple(federation.index(i) for i in (range(len(federation)) if clients is None else clients))
     before = method(federation)
-    worst = []
-    for i in which:
-        draw = rng.generator(seed, "stability", int(federation.keys[i] >> np.uint64(1)))
+    gammas = []
+    for i in chosen_clients:
+        generator = rng.generator(seed, "stability", int(federation.keys[i] >> np.uint64(1)))
         (x, y), (fresh, labels) = federation.train.client(i), federation.test.client(i)
-        chosen = draw.choice(len(y), min(records, len(y)), replace=False)
-        moved = 0.0
-        for row in chosen:
-            new = int(draw.integers(len(labels)))
+        replaced_rows = generator.choice(len(y), min(records, len(y)), replace=False)
+        largest_change = 0.0
+        for row in replaced_rows:
+            new = int(generator.integers(len(labels)))
             after = method(replace_record(federation, i, int(row), fresh[new], labels[new]))
             probes, answers = torch.cat([x, fresh]), torch.cat([y, labels])
-            moved = max(moved, _change(task, before[i], after[i], probes, answers))
-        worst.append(moved)
-    return Stability(which, np.array(worst), records)
+            largest_change = max(largest_change, _change(task, before[i], after[i], probes, answers))
+        gammas.append(largest_change)
+    return Stability(chosen_clients, np.array(gammas), records)
 
 
 def _change(task: Task, before: Mapping[str, Tensor], after: Mapping[str, Tensor], x: Tensor, y: Tensor) -> float:
@@ -101,7 +101,7 @@ def _change(task: Task, before: Mapping[str, Tensor], after: Mapping[str, Tensor
     return float((losses[0] - losses[1]).abs().max())
 
 
-# -- what is proved ---------------------------------------------------------------------------------------------------------
+# -- proved bounds ----------------------------------------------------------------------------------------------------------
 def fedprox_stability(
     mu: float,
     beta: float,
@@ -128,18 +128,18 @@ def fedprox_stability(
 
 
 def fedavg_stability(mu: float, beta: float, loss: float, n: int, share: float, c: float = 1.0) -> float:
-    """Of the pooled minimum: c beta loss p_i/(mu n_i), up to an absolute constant that the paper does not give (Theorem 6)."""
+    """The stability of the pooled minimum: c beta loss p_i/(mu n_i), up to a constant that the paper leaves open (Theorem 6)."""
     _positive(mu=mu, beta=beta, loss=loss, n=n, share=share, c=c)
     return c * beta * loss * share / (mu * n)
 
 
 def local_stability(mu: float, beta: float, loss: float, n: int, c: float = 1.0) -> float:
-    """Of local training: c beta loss/(mu n_i), again up to a constant (proof of Theorem 4)."""
+    """The stability of local training: c beta loss/(mu n_i), again up to a constant (proof of Theorem 4)."""
     _positive(mu=mu, beta=beta, loss=loss, n=n, c=c)
     return c * beta * loss / (mu * n)
 
 
-def _positive(**given: float) -> None:
-    for name, value in given.items():
+def _positive(**values: float) -> None:
+    for name, value in values.items():
         if not 0 < value < math.inf:
             raise InvalidArgument(f"{name} must be finite and greater than 0, not {value!r}")

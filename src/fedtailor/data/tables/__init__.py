@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedtailor.data.columns import columns_of, read_column
 from fedtailor.data.federation import Federation
-from fedtailor.data.tables.assembly import Source, build, check_known
+from fedtailor.data.keywords import keywords_of
+from fedtailor.data.tables.assembly import Source, build, check_known, unmarked
 from fedtailor.data.tables.folder import from_folder
-from fedtailor.data.tables.options import Options
+from fedtailor.data.tables.options import TableOptions
 from fedtailor.data.tables.read import read_table
 from fedtailor.data.words import row_number, shown
 from fedtailor.errors import InvalidArgument
@@ -18,26 +19,41 @@ from fedtailor.errors import InvalidArgument
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Options", "from_folder", "from_table", "read_table"]
+__all__ = ["TableOptions", "from_folder", "from_table", "read_table"]
 
 
-def from_table(data: pd.DataFrame | str | os.PathLike[str], client: str, label: str, options: Options) -> Federation:
-    """See ``Federation.from_table``."""
+@keywords_of(TableOptions)
+def from_table(source: pd.DataFrame | str | os.PathLike[str], *, client: str, label: str, **options: Any) -> Federation:
+    """Read a DataFrame or a .csv, .tsv (plain or .gz) or .parquet file with a row per example; ``client`` names the column
+    that says whose it is.
+
+    Numbers stay numbers, text becomes one feature per category of the training rows, dates become days; ``notes`` says
+    what was assumed and ``schema`` reads new rows the same way. Every client's rows are split at random, class by class,
+    unless the column ``split`` says train, val or test. ``missing`` is ``fill``, ``drop`` (the rows) or ``refuse``;
+    ``standardize`` is ``pooled``, ``client`` or ``none``; clients with fewer than ``min_samples`` rows are left out.
+
+    Clients and classes are called as they are written, and only an empty cell is a missing one; ``merge_clients`` and
+    ``merge_labels`` make one of those that look alike. In the other columns words such as NA are missing too, unless
+    ``keep_na``. Cells that hold a mark of ``na`` are missing in all columns. ``columns`` is a file that says how each column
+    is read (``fedtailor data describe --save-columns``); nothing is then learnt from the rows.
+    """
     import pandas as pd
 
+    chosen = TableOptions(**options)
     recipe = None
-    if isinstance(data, pd.DataFrame):
-        table, name = columns_of(data), "table"
-    elif isinstance(data, (str, os.PathLike)):
-        path = Path(data)
+    if isinstance(source, pd.DataFrame):
+        table, name = columns_of(source), "table"
+    elif isinstance(source, (str, os.PathLike)):
+        path = Path(source)
         if path.is_dir():
             raise InvalidArgument(f"{str(path)!r} is a folder; use Federation.from_folder (without a client column)")
-        table, name = columns_of(read_table(path)), path.name
-        recipe = {"data": str(path.absolute()), "client": client, "label": label, **options.changed()}
+        table, name = columns_of(read_table(path, (client, label))), path.name
+        recipe = {"data": str(path.absolute()), "client": client, "label": label, **chosen.changed()}
     else:
-        raise InvalidArgument(f"a table is a pandas DataFrame or a path, not {type(data).__name__}; use pandas.DataFrame(...)")
+        raise InvalidArgument(f"a table is a pandas DataFrame or a path, not {type(source).__name__}; use pandas.DataFrame(...)")
     if client == label:
         raise InvalidArgument(f"{shown(client)} is both the client and the label; name the column that says whose a row is")
     check_known(table, client, "client column")
+    table, marked = unmarked(table, {client, label, chosen.split}, chosen)
     owner = read_column(client, table[client], "category", droppable=False)
-    return build(Source(table, owner, None, row_number, options.name or name, recipe, client), label, options)
+    return build(Source(table, owner, None, row_number, chosen.name or name, recipe, client, marked), label, chosen)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.data.columns import Raw, Table
 from fedtailor.data.federation import Federation
+from fedtailor.data.missing import Marked, marked_note, without_marks
 from fedtailor.data.schema import Features, Schema
+from fedtailor.data.tables.alike import settled
 from fedtailor.data.tables.features import (
     by_client,
     client_moments,
@@ -22,55 +24,81 @@ from fedtailor.data.tables.features import (
     handle_missing,
     read_features,
 )
-from fedtailor.data.tables.layout import Layout, given_parts, lay_out
-from fedtailor.data.tables.notes import class_notes, column_notes, reasons, scale_note, task_note
-from fedtailor.data.tables.options import Options
+from fedtailor.data.tables.given import given_classes, given_columns, given_notes, read_given
+from fedtailor.data.tables.layout import Layout, lay_out, read_parts
+from fedtailor.data.tables.notes import class_notes, column_notes, given_scale_note, reasons, scale_note, task_note
+from fedtailor.data.tables.options import TableOptions
 from fedtailor.data.tables.target import Target, read_target
+from fedtailor.data.tables.threads import parallel_map
 from fedtailor.data.words import Where, listed, shown
 from fedtailor.errors import InvalidArgument, InvalidData
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
 class Source:
-    """A table by column, whose row is whose, its part where that is given, and how to speak of a row."""
+    """A table by column, the owner of each row, its part where that is known, and how to name a row in messages."""
 
     table: Table
     owner: Raw
-    given: NDArray[np.int8] | None
+    known_part: NDArray[np.int8] | None
     where: Where
     name: str
     recipe: Mapping[str, Any] | None
     client: str = ""  # the column that names the client, if there is one
+    marked: Marked = field(default_factory=dict)  # the words that were taken for missing
 
 
-def build(source: Source, label: str, options: Options) -> Federation:
-    """The federation of a table: rows and clients first, then what the training rows say of the columns."""
+def unmarked(table: Table, roles: Collection[str | None], options: TableOptions) -> tuple[dict[str, pd.Series[Any]], Marked]:
+    """Return the table with its marks for missing values gone, and how often each was there; in the columns of ``roles`` only
+    the marks of ``options.na`` count."""
+    rows = len(next(iter(table.values()), ()))
+    names = list(table)
+    cleaned = parallel_map(lambda name: without_marks(table[name], options.na if name in roles else options.marks), names, rows)
+    out = {name: values for name, (values, _) in zip(names, cleaned, strict=True)}
+    return out, {name: counts for name, (_, counts) in zip(names, cleaned, strict=True) if counts}
+
+
+def build(source: Source, label: str, options: TableOptions) -> Federation:
+    """Build the federation of a table: choose rows and clients first, then fit the columns to the training rows."""
     table, where = source.table, source.where
     if not table:
         raise InvalidData("the table has no columns; give one with a header")
-    used = _used(table, source.client, label, options)
+    given = None if options.columns is None else read_given(options, label)
+    used = _feature_columns(table, source.client, label, options)
+    used = used if given is None else [column.name for column in given.columns]
     if not len(table[label]):
         raise InvalidData("the table has no rows; give one with rows")
-    target = read_target(label, table[label], options.task, where)
-    lost = {"client": source.owner.missing, "label": target.missing}
-    notes = [f"{int(gap.sum()):,} rows without a {what} were left out." for what, gap in lost.items() if gap.any()]
-    rows = np.flatnonzero(~(source.owner.missing | target.missing))
+    task = options.task if given is None else options.task or given.task
+    target = read_target(label, table[label], task, where, options.merge_labels)
+    target = target if given is None else given_classes(given, target, where)
+    owner, notes = settled(source.owner, "client", options.merge_clients)
+    marked = {name: counts for name, counts in source.marked.items() if name in {*used, source.client, label}}
+    notes += [note for note in (marked_note(marked),) if note]
+    gaps = {"client": owner.missing, "label": target.missing}
+    notes += [f"{int(gap.sum()):,} rows without a {role} were left out." for role, gap in gaps.items() if gap.any()]
+    rows = np.flatnonzero(~(owner.missing | target.missing))
     if not len(rows):
         raise InvalidData(f"no row has both a client and the label {shown(label)}; check the two columns")
-    raws, left = read_features({column: table[column] for column in used}, rows, options, where)
-    rows, said = handle_missing(raws, rows, options.missing)
-    notes += said
-    given = source.given
+    if given is None:
+        raws, left_out = read_features({column: table[column] for column in used}, rows, options, where)
+    else:
+        raws, left_out = given_columns(given, table, rows, where), {}
+    rows, missing_notes = handle_missing(raws, rows, options.missing, None if given is None else given.path)
+    notes += missing_notes
+    known_part = source.known_part
     if options.split is not None:
-        given = given_parts(options.split, table[options.split], rows, where)
-    elif given is not None:
-        given = given[rows]
-    layout = lay_out(source.owner, target, rows, given, options)
-    columns, constant = fit_columns(raws, layout, options)
-    left |= constant
+        known_part = read_parts(options.split, table[options.split], rows, where)
+    elif known_part is not None:
+        known_part = known_part[rows]
+    layout = lay_out(owner, target, rows, known_part, options)
+    columns, constant = fit_columns(raws, layout, options) if given is None else (list(given.columns), {})
+    left_out |= constant
     if not columns:
-        raise InvalidData(f"no column can be used as a feature ({reasons(left) or 'there is none'}); give other columns")
-    y, center, spread = finish_target(label, target, layout, options)
+        raise InvalidData(f"no column can be used as a feature ({reasons(left_out) or 'there is none'}); give other columns")
+    y, center, spread = finish_target(label, target, layout, options, None if given is None else given.label_range)
     moments = client_moments(columns, raws, layout) if options.standardize == "client" else None
     x = encode(columns, [raws[column.name] for column in columns], layout, moments)
     schema = Schema(
@@ -83,8 +111,15 @@ def build(source: Source, label: str, options: Options) -> Federation:
         clients={} if moments is None else by_client(layout.names, moments),
         label_mean=center,
         label_scale=spread,
+        marks=options.marks,
+        merged_clients=options.merge_clients,
+        public=given is not None,
     )
-    notes += [*column_notes(columns, raws, layout, left), scale_note(options)]
+    if given is None:
+        notes += [*column_notes(columns, raws, layout, left_out), scale_note(options)]
+    else:
+        special = [column for column in (source.client, label, options.split) if column]
+        notes += [*given_notes(given, table, raws, layout.rows, special), given_scale_note(options)]
     return federation(x, y, target, layout, source.name, schema, source.recipe, task_note(label, target, options), notes)
 
 
@@ -111,35 +146,48 @@ def federation(
         name=name,
         classes=target.classes,
         schema=schema,
-        notes=(size, task, *class_notes(target, layout), *layout.notes, *notes),
+        notes=(size, task, *target.notes, *class_notes(target, layout), *layout.notes, *notes),
         recipe=recipe,
     )
 
 
-def _used(table: Table, client: str, label: str, options: Options) -> list[str]:
-    """The columns to learn from, in the table's order or as asked."""
+def _feature_columns(table: Table, client: str, label: str, options: TableOptions) -> list[str]:
+    """Return the columns to learn from, in the table's order or in that of ``options.features``."""
     roles = {"client": client or None, "label": label, "split": options.split}
     special = {role: column for role, column in roles.items() if column is not None}
     for role, column in special.items():
         check_known(table, column, f"{role} column")
     if len(set(special.values())) < len(special):
         raise InvalidArgument(f"the split column {shown(options.split)} is also the client or the label; name another column")
-    for column in options.drop:
+    drop = _rejoined(options.drop, table)
+    for column in drop:
         check_known(table, column, "column to drop")
     if options.features is None:
-        return [column for column in table if column not in special.values() and column not in options.drop]
-    for column in options.features:
+        return [column for column in table if column not in special.values() and column not in drop]
+    features = _rejoined(options.features, table)
+    for column in features:
         check_known(table, column, "feature column")
         for role, other in special.items():
             if column == other:
                 raise InvalidArgument(
                     f"column {shown(column)} is the {role} and cannot be a feature too; take it out of features"
                 )
-    return [column for column in dict.fromkeys(options.features) if column not in options.drop]
+    return [column for column in dict.fromkeys(features) if column not in drop]
 
 
-def check_known(table: Table, column: str, what: str) -> None:
+def _rejoined(names: Sequence[str], table: Table) -> list[str]:
+    """Return the names, of which a column's name that was cut at its commas is one again."""
+    pieces_of = {column: [piece for part in column.split(",") if (piece := part.strip())] for column in table if "," in column}
+    out, left = [], list(names)
+    while left:
+        whole = next((c for c, pieces in pieces_of.items() if left[: len(pieces)] == pieces and left[0] not in table), left[0])
+        out.append(whole)
+        del left[: 1 if whole == left[0] else len(pieces_of[whole])]
+    return out
+
+
+def check_known(table: Table, column: str, role: str) -> None:
     if column not in table:
         near = difflib.get_close_matches(str(column), list(table), 1)
         hint = f"did you mean {shown(near[0])}?" if near else f"the columns are {listed(table, 20)}"
-        raise InvalidArgument(f"there is no {what} {shown(column)}; {hint}")
+        raise InvalidArgument(f"there is no {role} {shown(column)}; {hint}")

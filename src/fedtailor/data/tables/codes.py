@@ -9,21 +9,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.data.columns import Ints, as_numbers
+from fedtailor.data.columns import Ints
+from fedtailor.data.formats import as_numbers
 
 
 def tally(codes: NDArray[Any], count: int) -> Ints:
-    """How often each code below ``count`` occurs; -1 does not count."""
+    """Return how often each code below ``count`` occurs; -1 does not count."""
     return np.bincount(codes[codes >= 0] if codes.min(initial=0) < 0 else codes, minlength=count)
 
 
-def at(values: NDArray[Any], rows: Ints) -> NDArray[Any]:
-    """``values[rows]`` for increasing rows, without a copy where that is all of them."""
+def take_rows(values: NDArray[Any], rows: Ints) -> NDArray[Any]:
+    """Return ``values[rows]`` for increasing rows, without a copy where these are all rows."""
     return values if len(rows) == len(values) else values[rows]
 
 
 def in_order(texts: Sequence[str]) -> list[int]:
-    """Positions in sorted order: by number if all are numbers, else by text."""
+    """Return the positions in sorted order: by number if all texts are numbers, else by text."""
     numbers = as_numbers(texts)
     if np.isnan(numbers).any():
         return sorted(range(len(texts)), key=lambda i: texts[i])

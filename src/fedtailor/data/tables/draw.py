@@ -1,4 +1,4 @@
-"""Rows to train, test and val at random, class by class, every client by itself."""
+"""Random splits into train, test and val rows, class by class, for every client by itself."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from numpy.typing import NDArray
 from fedtailor.data import rng
 from fedtailor.data.columns import Ints
 from fedtailor.data.schema import BLOCK
-from fedtailor.data.tables.threads import each
+from fedtailor.data.tables.threads import parallel_map
 
 
 def draw_all(
     sizes: Ints, stratum: NDArray[Any], names: Sequence[str], strata: Sequence[str], shares: Sequence[float], seed: int
 ) -> NDArray[np.int8]:
-    """``draw_parts`` on some clients at a time: they do not depend on each other, and their rows stay in the cache."""
+    """Run ``draw_parts`` on some clients at a time: they do not depend on each other, and their rows stay in the cache."""
     ends = np.cumsum(sizes)
     firsts = np.unique(np.searchsorted(ends, np.arange(0, int(ends[-1]), 2 * BLOCK), "right"))
     bounds = [*firsts.tolist(), len(sizes)]
 
-    def some(i: int) -> NDArray[np.int8]:
+    def draw_block(i: int) -> NDArray[np.int8]:
         a, b = bounds[i], bounds[i + 1]
-        mine = stratum[int(ends[a] - sizes[a]) : int(ends[b - 1])]
-        return draw_parts(sizes[a:b], mine, names[a:b], strata, shares, seed)
+        block_stratum = stratum[int(ends[a] - sizes[a]) : int(ends[b - 1])]
+        return draw_parts(sizes[a:b], block_stratum, names[a:b], strata, shares, seed)
 
-    return np.concatenate(each(some, range(len(firsts)), len(stratum)))
+    return np.concatenate(parallel_map(draw_block, range(len(firsts)), len(stratum)))
 
 
 def draw_parts(
     sizes: Ints, stratum: NDArray[Any], names: Sequence[str], strata: Sequence[str], shares: Sequence[float], seed: int
 ) -> NDArray[np.int8]:
-    """The part of every row, at random by (seed, client's name, place among the client's rows): nobody else's rows matter.
+    """Return the part of every row, drawn by (seed, client's name, place among the client's rows): nobody else's rows matter.
 
     Rows come client after client, ``sizes`` of each. A client's rows of a class are shuffled and spread evenly over [0, 1);
     cutting there keeps the classes' shares in every part and gives every part a row.
@@ -42,8 +42,8 @@ def draw_parts(
     keys = np.fromiter((rng.purpose(name) for name in names), np.uint64, len(names))
     group = np.repeat(np.arange(len(names)) * kinds, sizes) + stratum
     rank = _ranks(sizes)
-    luck = rng.mix(np.repeat(rng.mix(seed, rng.purpose("split"), keys), sizes), rank) >> np.uint64(40)
-    shuffled = sort_by(group, luck)
+    random_word = rng.mix(np.repeat(rng.mix(seed, rng.purpose("split"), keys), sizes), rank) >> np.uint64(40)
+    shuffled = sort_by(group, random_word)
     present, counts = np.unique(group, return_counts=True) if len(names) * kinds > total else _counted(group)
     labels = np.fromiter((rng.purpose(name) for name in strata), np.uint64, kinds)
     shift = rng.mix(seed, rng.purpose("place"), keys[present // kinds], labels[present % kinds]) / 2.0**64
@@ -59,7 +59,7 @@ def draw_parts(
 
 
 def _ranks(sizes: Ints) -> Ints:
-    """0, 1, ... within each of consecutive groups."""
+    """Return 0, 1, ... within each of consecutive groups."""
     return np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
 
 
@@ -70,7 +70,7 @@ def _counted(codes: Ints) -> tuple[Ints, Ints]:
 
 
 def sort_by(major: Ints, minor: NDArray[np.uint64]) -> Ints:
-    """Positions sorted by ``major``, then by ``minor`` (24 bits), then by position."""
+    """Return the positions sorted by ``major``, then by ``minor`` (24 bits), then by position."""
     low = max(len(major) - 1, 1).bit_length()
     if int(major.max(initial=0)).bit_length() + 24 + low > 64:
         return np.lexsort((minor, major))

@@ -9,10 +9,10 @@ import numpy as np
 
 from fedtailor.data.federation import Federation
 from fedtailor.data.schema import Features
-from fedtailor.data.tables.arrays import as_they_stand
-from fedtailor.data.tables.options import Options
-from fedtailor.data.tables.pieces import owner_of, short
-from fedtailor.data.tables.read import LAYOUTS, ends, entries
+from fedtailor.data.tables.arrays import from_features
+from fedtailor.data.tables.options import FolderOptions
+from fedtailor.data.tables.pieces import category_column, parent_and_name
+from fedtailor.data.tables.read import LAYOUTS, entries, has_ending
 from fedtailor.data.tables.target import class_target
 from fedtailor.data.words import one_line
 from fedtailor.errors import InvalidArgument, InvalidData
@@ -20,23 +20,23 @@ from fedtailor.errors import InvalidArgument, InvalidData
 IMAGE_ENDS = (".png", ".jpg", ".jpeg")
 
 
-def from_images(root: Path, folders: Sequence[Path], options: Options, name: str) -> Federation:
-    """One folder per client, in it one folder of images per class."""
+def from_images(root: Path, folders: Sequence[Path], options: FolderOptions, name: str) -> Federation:
+    """Read one folder per client, with a folder of images per class in it."""
     paths: list[Path] = []
     for folder in folders:
-        mine = [f for kind in entries(folder)[1] for f in entries(kind)[0] if ends(f, IMAGE_ENDS)]
-        if not mine:
+        client_paths = [f for kind in entries(folder)[1] for f in entries(kind)[0] if has_ending(f, IMAGE_ENDS)]
+        if not client_paths:
             raise InvalidData(f"the folder {folder.name!r} of {str(root)!r} holds neither tables nor images by class; {LAYOUTS}")
-        paths += mine
+        paths += client_paths
     x = _load_images(paths, options.image_size)
-    owner = owner_of([path.parent.parent.name for path in paths], [1] * len(paths))
-    kinds = owner_of([path.parent.name for path in paths], [1] * len(paths))
+    owner = category_column([path.parent.parent.name for path in paths], [1] * len(paths))
+    kinds = category_column([path.parent.name for path in paths], [1] * len(paths))
     target = class_target("the folder of an image", kinds, "a folder is a class")
-    return as_they_stand(x, target, owner, None, options, name)
+    return from_features(x, target, owner, None, options, name)
 
 
 def _load_images(paths: Sequence[Path], size: int | tuple[int, int] | None) -> Features:
-    """Images [rows, channels, height, width] with values in [0, 1]; in colour if any of them is."""
+    """Return images [rows, channels, height, width] with values in [0, 1]; in color if any of them is."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -51,13 +51,13 @@ def _load_images(paths: Sequence[Path], size: int | tuple[int, int] | None) -> F
                 whole = file.convert("L" if file.mode in ("1", "L", "LA") else "RGB")
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise InvalidData(
-                f"{short(path)!r} is no image that can be read ({one_line(error)}); replace or remove it"
+                f"{parent_and_name(path)!r} is no image that can be read ({one_line(error)}); replace or remove it"
             ) from error
         images.append(whole if size is None else whole.resize((width, height)))
     for path, image in zip(paths, images, strict=True):
         if image.size != images[0].size:
             raise InvalidData(
-                f"{short(path)!r} has {image.width}x{image.height} pixels but {short(paths[0])!r} has "
+                f"{parent_and_name(path)!r} has {image.width}x{image.height} pixels but {parent_and_name(paths[0])!r} has "
                 f"{images[0].width}x{images[0].height}; give image_size= to resize them"
             )
     mode = "RGB" if any(image.mode == "RGB" for image in images) else "L"

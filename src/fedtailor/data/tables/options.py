@@ -1,18 +1,20 @@
-"""How a table is read: the choices, and which of them cannot be."""
+"""Options for reading a table, checked."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
+from fedtailor.data.missing import MARKS
 from fedtailor.data.words import check_choice
 from fedtailor.errors import InvalidArgument
 
 
 @dataclass(frozen=True)
-class Options:
-    """How a table is read; every field but these defaults is part of a federation's recipe."""
+class TableOptions:
+    """How a table is read; what differs from these defaults is part of a federation's recipe."""
 
     features: Sequence[str] | None = None
     drop: Sequence[str] = ()
@@ -26,13 +28,18 @@ class Options:
     seed: int = 0
     name: str | None = None
     standardize_label: bool = False
-    image_size: int | tuple[int, int] | None = None
+    na: Sequence[str] = ()
+    keep_na: bool = False
+    merge_clients: bool = False
+    merge_labels: bool = False
+    columns: str | None = None
 
     def __post_init__(self) -> None:
-        for option in ("features", "drop"):
+        for option in ("features", "drop", "na"):
             value = getattr(self, option)
             if isinstance(value, str):
-                raise InvalidArgument(f"{option}={value!r} is one string; give a list of column names, for instance [{value!r}]")
+                content = "marks" if option == "na" else "column names"
+                raise InvalidArgument(f"{option}={value!r} is one string; give a list of {content}, for instance [{value!r}]")
         if self.task is not None:
             check_choice("task", self.task, ("classification", "regression"))
         check_choice("standardize", self.standardize, ("pooled", "client", "none"))
@@ -46,10 +53,24 @@ class Options:
             )
 
     def changed(self) -> dict[str, Any]:
-        """The options that differ from their defaults, as plain values."""
-        mine = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
-        return {name: list(value) if isinstance(value, (list, tuple)) else value for name, value in mine.items()}
+        """Return the options that differ from their defaults, as plain values."""
+        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        if self.columns is not None:
+            changed["columns"] = str(Path(self.columns).expanduser().absolute())
+        return {name: list(value) if isinstance(value, (list, tuple)) else value for name, value in changed.items()}
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The words that mean missing in a feature column; in the others only ``na`` does."""
+        return tuple(self.na) if self.keep_na else (*MARKS, *(mark for mark in self.na if mark not in MARKS))
 
     @property
     def shares(self) -> tuple[float, ...]:
         return (1 - self.test_share - self.val_share, self.test_share) + ((self.val_share,) if self.val_share else ())
+
+
+@dataclass(frozen=True)
+class FolderOptions(TableOptions):
+    """How a folder is read: its tables as any table, its images resized to ``image_size``."""
+
+    image_size: int | tuple[int, int] | None = None

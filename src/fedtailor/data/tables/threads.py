@@ -1,4 +1,4 @@
-"""The same work on many items, on all cores where it is worth it."""
+"""A map over many items that uses all cores where there is enough work."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
-def each(do: Callable[[T], U], items: Sequence[T], rows: int) -> list[U]:
-    """``do`` on every item; many rows are worth threads, because NumPy lets go of the interpreter in its loops."""
+def parallel_map(function: Callable[[T], U], items: Sequence[T], rows: int) -> list[U]:
+    """Return ``function`` of every item; with many rows in threads, because NumPy releases the interpreter in its loops."""
     if rows < 100_000:
-        return [do(item) for item in items]
+        return [function(item) for item in items]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(do, items))
+        return list(pool.map(function, items))

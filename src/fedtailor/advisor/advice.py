@@ -1,0 +1,71 @@
+"""Advice: what ``advise`` gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedtailor.algorithms.base import Algorithm
+from fedtailor.algorithms.settings import written
+from fedtailor.theory.heterogeneity import Heterogeneity
+
+
+@dataclass(frozen=True, eq=False)
+class Advice:
+    """What to do, and why. ``algorithm`` is ready for ``ft.run``; ``text`` says it all in words.
+
+    ``regime`` is ``local``, ``shared``, ``between`` or ``clusters``; ``lam`` the pull towards the shared model (0 alone, infinity
+    one model), ``steps_used`` gradient steps spent on finding out, over all clients. ``lams`` has a lam for every client where
+    they have very different amounts of data: ``FedCLUP(lam="client")`` on ``federation.with_facts(lam=advice.lams)``.
+    ``inside`` says for every group how far apart its clients are and how much they should share.
+    """
+
+    algorithm: Algorithm
+    collaborate: bool
+    regime: str
+    lam: float
+    theory_lam: float | None
+    r2: float | None
+    r2_interval: tuple[float, float] | None
+    heterogeneity: Heterogeneity | None
+    clusters: int
+    groups: tuple[int, ...]
+    inside: tuple[Mapping[str, Any], ...]
+    lams: Mapping[str, float]
+    steps_used: int
+    rounds: int
+    bytes_total: int
+    gains: Mapping[str, float]
+    race: list[Mapping[str, Any]]
+    text: str = ""
+    notes: tuple[str, ...] = field(default=())
+
+    def __repr__(self) -> str:
+        return f"Advice({written(self.algorithm)}, regime={self.regime!r}, collaborate={self.collaborate})"
+
+    def json(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return {
+            "algorithm": written(self.algorithm),
+            "collaborate": self.collaborate,
+            "regime": self.regime,
+            "lam": None if np.isinf(self.lam) else self.lam,
+            "theory_lam": None if self.theory_lam is None or np.isinf(self.theory_lam) else self.theory_lam,
+            "r2": self.r2,
+            "r2_interval": None if self.r2_interval is None else list(self.r2_interval),
+            "heterogeneity": None if self.heterogeneity is None else self.heterogeneity.json(),
+            "clusters": self.clusters,
+            "groups": list(self.groups),
+            "inside": [dict(group) for group in self.inside],
+            "lams": dict(self.lams),
+            "steps_used": self.steps_used,
+            "rounds": self.rounds,
+            "bytes_total": self.bytes_total,
+            "gains": dict(self.gains),
+            "race": list(self.race),
+            "notes": list(self.notes),
+            "text": self.text,
+        }

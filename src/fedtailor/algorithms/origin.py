@@ -1,0 +1,417 @@
+"""Where the class of a method comes from, so that a run directory can say it and it can be fetched again.
+
+Our own methods are written as their names. A class of the user's is written ``mine.py:MyMethod@9f86d081884c7d65`` or
+``package.module:MyMethod@...``: the digits after the @ are a fingerprint of its source, read off the syntax tree, so that it is
+compared *before* anything is executed. It covers the class, the definitions of its module that it reaches by name, and those it
+imports from files beside it; comments and docstrings do not matter, nor do fedtailor and installed packages.
+A class without a file (typed into a notebook or a shell, or made inside a function) is written ``(no file):MyMethod``.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec, spec_from_file_location
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from fedtailor.errors import BadRun, FedtailorError, InvalidArgument
+
+NO_FILE = "(no file)"
+LENGTH = 16  # hex digits of a fingerprint
+LOADED = "fedtailor_method_"  # prefix of the names under which files are imported
+INSTALLED = ("site-packages", "dist-packages")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a class was defined; without a file, ``path`` and ``fingerprint`` are None."""
+
+    name: str
+    module: str
+    path: Path | None = None
+    fingerprint: str | None = None
+
+    @property
+    def place(self) -> str:
+        """The file, seen from the working directory if it is below it, or the module, if that is part of a package."""
+        if self.path is None:
+            return NO_FILE
+        if "." in self.module or set(INSTALLED) & set(self.path.parts):
+            return self.module
+        below = self.path.is_relative_to(Path.cwd())
+        return str(self.path.relative_to(Path.cwd()) if below else self.path)
+
+    @property
+    def spec(self) -> str:
+        return f"{self.place}:{self.name}" + (f"@{self.fingerprint}" if self.fingerprint else "")
+
+
+_origins: dict[type[Any], Origin | None] = {}  # of every class of the interface that was defined, in that order; None: ours
+
+
+def remember(kind: type[Any]) -> None:
+    """Record where a class comes from, at the moment of its definition, when its file still holds its source."""
+    _origins[kind] = None if kind.__module__.startswith("fedtailor.") else _origin(kind)
+
+
+def defined() -> Iterator[type[Any]]:
+    """Every class of the interface that was defined so far, ours and others, abstract ones too; of those with the same module
+    and name, the last."""
+    return iter({(kind.__module__, kind.__qualname__): kind for kind in _origins}.values())
+
+
+def of(kind: type[Any]) -> Origin | None:
+    """Where a class comes from; None for our own."""
+    if kind not in _origins:  # it has an __init_subclass__ that does not call ours
+        remember(kind)
+    return _origins[kind]
+
+
+def _origin(kind: type[Any]) -> Origin:
+    without_file = Origin(kind.__qualname__.rpartition(".")[2], kind.__module__)
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    if file is None or kind.__qualname__ != kind.__name__:
+        return without_file
+    path = Path(file).resolve()
+    digest = fingerprint(path, kind.__name__)
+    return without_file if digest is None else Origin(kind.__name__, kind.__module__, path, digest)
+
+
+# -- fetching a class ---------------------------------------------------------------------------------------------------
+def load(spec: str, folder: Path | None = None) -> type[Any]:
+    """The class that a spec names: the one already defined here, or imported from its place.
+
+    With a fingerprint, anything else than the class it was taken of is refused before it is executed. ``folder`` is the run
+    directory that holds the spec: no file inside it is ever executed.
+    """
+    place, name, wanted = _parts(spec)
+    if place == NO_FILE:
+        return _defined_without_file(name)
+    path = _file_of(place)
+    same = [(kind, origin) for kind, origin in _defined_as(name) if wanted and origin.fingerprint == wanted]
+    for kind, _ in sorted(same, key=lambda pair: pair[1].path != path):  # the one from that place, if it is among them
+        return kind
+    recorded = f"the run was made with {spec}"
+    if path is None:
+        if wanted:
+            raise BadRun(f"{recorded} and there is no {place} in {Path.cwd()}; put it back, or work from where it is")
+        raise InvalidArgument(f"cannot read {spec!r}; give a Python file and a class in it, as in mine.py:MyMethod")
+    if folder is not None and path.is_relative_to(folder.resolve()):
+        raise BadRun(f"{recorded}, which lies inside the run directory; code that comes with a run is never executed")
+    digest = fingerprint(path, name)
+    if wanted and digest is None:
+        raise BadRun(f"{recorded} and {path} has no class {name!r} now; restore the source, or train anew")
+    if wanted and digest != wanted:
+        raise BadRun(
+            f"{recorded} and {place} now holds {name}@{digest}, another class or a changed one; restore it, or train anew"
+        )
+    for kind, origin in _defined_as(name):
+        if (origin.path, origin.fingerprint) == (path, digest):
+            return kind
+    loaded = getattr(_imported(place, path), name, None)
+    if not isinstance(loaded, type):
+        raise InvalidArgument(f"{path} has no class {name!r}")
+    if wanted and (not (actual := of(loaded)) or actual.fingerprint != wanted):
+        raise BadRun(f"{recorded} and this process holds another {name}, {actual.spec if actual else 'ours'}; start a new one")
+    return loaded
+
+
+# -- functions ----------------------------------------------------------------------------------------------------------
+_functions: dict[str, Callable[..., Any]] = {}  # those given in this process, by their specs
+
+
+def spec_of(function: Callable[..., Any]) -> str:
+    """The spec of a function (or of an object that can be called) that a run is given, under which ``function_of`` finds it."""
+    name = getattr(function, "__qualname__", type(function).__name__).rpartition(".")[2].strip("<>")
+    module = getattr(function, "__module__", "")
+    file = getattr(sys.modules.get(module), "__file__", None)
+    top = getattr(sys.modules.get(module), name, None) is function
+    digest = fingerprint(Path(file).resolve(), name) if file is not None and top else None
+    if digest is not None and file is not None:
+        spec = Origin(name, module, Path(file).resolve(), digest).spec
+    else:
+        digest, whole = _of_code(function)
+        specs = (f"{NO_FILE}:{name}{'' if i == 1 else f'_{i}'}@{digest}" for i in count(1))
+        spec = next(spec for spec in specs if whole or _functions.get(spec, function) is function)
+    _functions[spec] = function
+    return spec
+
+
+def specs_of(value: Any, several: bool) -> Any:
+    """Functions, given as they are or by name, as words that hold a fingerprint: a spec, or with ``several`` a tuple of specs or
+    ``NAME=SPEC``; anything else stays as it is."""
+
+    def spec(one: Any) -> Any:
+        if isinstance(one, str) and "@" not in one:
+            label, equals, where = one.rpartition("=")
+            return label + equals + _spec_at(where)
+        return spec_of(one) if callable(one) else one
+
+    if not several:
+        return spec(value)
+    if isinstance(value, Mapping):
+        return tuple(f"{name}={spec(function)}" for name, function in value.items())
+    listed = [value] if callable(value) or isinstance(value, str) else value
+    return tuple(map(spec, listed)) if isinstance(listed, (list, tuple)) else value
+
+
+def _spec_at(where: str) -> str:
+    """The spec, with a fingerprint, of what ``mine.py:name`` names, which may be an object that can be called."""
+    found, (place, name, _) = function_of(where), _parts(where)
+    path = _file_of(place)
+    digest = None if path is None else fingerprint(path, name)
+    if digest is None:
+        return spec_of(found)
+    spec = f"{place}:{name}@{digest}"
+    _functions[spec] = found
+    return spec
+
+
+def name_of(spec: str) -> str:
+    """The name of the function that a spec names."""
+    return spec.rpartition(":")[2].partition("@")[0]
+
+
+def is_spec(word: str) -> bool:
+    """Whether a word names something in a Python file or a module, as ``mine.py:net`` or ``package.module:net``."""
+    place, colon, rest = word.rpartition(":")
+    named = rest.partition("@")[0].isidentifier()
+    return bool(colon) and named and (place.endswith(".py") or place == NO_FILE or ("." in place and "/" not in place))
+
+
+def _of_code(function: Callable[..., Any]) -> tuple[str, bool]:
+    """(a hash of what a function without a file does, whether it is all of it): its byte code and the values that it holds."""
+    code = getattr(function, "__code__", None)
+    if code is None and not isinstance(function, type):
+        return _of_object(function)
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    held = [*cells, *(getattr(function, "__defaults__", None) or ()), *(getattr(function, "__kwdefaults__", None) or {}).values()]
+    plain = [value for value in held if isinstance(value, (bool, int, float, str, bytes))]
+    parts = [] if code is None else [code.co_code, code.co_names, *(c for c in code.co_consts if not hasattr(c, "co_code"))]
+    digest = hashlib.sha256("\n".join(map(repr, [*plain, *parts])).encode()).hexdigest()[:LENGTH]
+    return digest, code is not None and len(plain) == len(held)
+
+
+def _of_object(thing: Any) -> tuple[str, bool]:
+    """The same of an object that can be called: the source of its class and what it holds."""
+    kind, held = type(thing), dict(getattr(thing, "__dict__", {}))
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    source = None if file is None else fingerprint(Path(file).resolve(), kind.__name__)
+    plain = {name: value for name, value in held.items() if isinstance(value, (bool, int, float, str, bytes, type(None)))}
+    digest = hashlib.sha256(repr((kind.__qualname__, source, sorted(plain.items()))).encode()).hexdigest()[:LENGTH]
+    return digest, source is not None and len(plain) == len(held)
+
+
+def function_of(spec: str, folder: Path | None = None) -> Callable[..., Any]:
+    """The function that a spec names, as ``load`` finds classes: one that has changed since is refused before it is executed."""
+    if spec in _functions:
+        return _functions[spec]
+    place, name, wanted = _parts(spec)
+    if place == NO_FILE:
+        raise BadRun(
+            f"the run was made with {name}, a function that was in no file (a notebook or a shell) or inside another one; give "
+            "the same function in Python, with ft.run(..., out=..., resume=True)"
+        )
+    path = _file_of(place)
+    if path is None or fingerprint(path, name) is None:
+        refusal = BadRun if wanted else InvalidArgument
+        raise refusal(f"there is no function {name!r} in {place} (looked in {Path.cwd()}); give it as in mine.py:{name}")
+    if folder is not None and path.is_relative_to(folder.resolve()):
+        raise BadRun(f"{spec} lies inside the run directory; code that comes with a run is never executed")
+    if wanted and fingerprint(path, name) != wanted:
+        raise BadRun(f"the run was made with {spec} and {place} now holds another {name}; restore it, or train anew")
+    found = getattr(_imported(place, path), name, None)
+    if not callable(found):
+        raise InvalidArgument(f"{name!r} in {place} is no function; give one, as in mine.py:my_loss")
+    if wanted:
+        _functions[spec] = found
+    return found
+
+
+def _parts(spec: str) -> tuple[str, str, str | None]:
+    place, _, rest = spec.rpartition(":")
+    name, at, digest = rest.partition("@")
+    if not place or not name.isidentifier() or (at and not digest):
+        raise InvalidArgument(f"cannot read {spec!r}; give a Python file and a class in it, as in mine.py:MyMethod")
+    return place, name, digest or None
+
+
+def _defined_as(name: str) -> list[tuple[type[Any], Origin]]:
+    return [(kind, origin) for kind in defined() if (origin := of(kind)) is not None and origin.name == name]
+
+
+def _defined_without_file(name: str) -> type[Any]:
+    """A class of this name that was defined in this process, without a file."""
+    candidates = _defined_as(name)
+    for kind, origin in reversed(candidates):
+        if origin.path is None:
+            return kind
+    elsewhere = f"only {candidates[-1][1].spec}" if candidates else "no class of that name"
+    raise BadRun(
+        f"the run was made with {name}, a class that was in no file (a notebook or a shell), and this process has {elsewhere}; "
+        "define the same class in Python first, and go on there"
+    )
+
+
+def _imported(place: str, path: Path) -> Any:
+    """The module of the user's, executed."""
+    folder = str(path.parent) if place.endswith(".py") else os.getcwd()
+    if folder not in sys.path:
+        sys.path.append(folder)  # for the files beside it; last, so that they hide nothing
+    try:
+        if not place.endswith(".py"):
+            return import_module(place)
+        name = f"{LOADED}{hashlib.sha256(str(path).encode()).hexdigest()[:8]}_{path.stem}"
+        module_spec = spec_from_file_location(name, path)
+        assert module_spec is not None
+        assert module_spec.loader is not None
+        module = sys.modules[name] = module_from_spec(module_spec)  # a dataclass looks its module up by name
+        module_spec.loader.exec_module(module)
+        return module
+    except FedtailorError:
+        raise
+    except (Exception, SystemExit) as error:  # the file is the user's: anything can happen in it
+        raise InvalidArgument(f"{path} cannot be imported ({type(error).__name__}: {error}); run it with python first") from error
+
+
+def _file_of(place: str) -> Path | None:
+    """The source of a file or a module, found without executing anything."""
+    if place.endswith(".py"):
+        path = Path(place).resolve()
+        return path if path.is_file() else None
+    return _source(place, [*sys.path, os.getcwd()])
+
+
+def _source(module: str, folders: Iterable[str]) -> Path | None:
+    search: list[str] | None = [folder or os.getcwd() for folder in folders]
+    module_spec = None
+    for end in range(1, module.count(".") + 2):
+        module_spec = PathFinder.find_spec(".".join(module.split(".")[:end]), search)
+        if module_spec is None:
+            return None
+        search = None if module_spec.submodule_search_locations is None else list(module_spec.submodule_search_locations)
+    path = None if module_spec is None or module_spec.origin is None else Path(module_spec.origin)
+    return path.resolve() if path is not None and path.suffix == ".py" else None
+
+
+# -- fingerprints -------------------------------------------------------------------------------------------------------
+def fingerprint(path: Path, name: str) -> str | None:
+    """A hash of the source of ``name`` in a file; None where it cannot be read or has no such definition."""
+    pieces: list[str] = []
+    try:
+        if not _reach(path, name, pieces, set()):
+            return None
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
+    return hashlib.sha256("\n".join(pieces).encode()).hexdigest()[:LENGTH]
+
+
+def _reach(path: Path, name: str, pieces: list[str], seen: set[tuple[Path, str]]) -> bool:
+    """Add the definition of ``name`` and all it reaches to ``pieces``; False where there is none."""
+    bindings = _bindings(path, path.stat().st_mtime_ns)
+    if name not in bindings:
+        return False
+    if (path, name) in seen:
+        return True
+    seen.add((path, name))
+    for node in bindings[name]:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            _follow(path, node, pieces, seen)
+            continue
+        pieces.append(_text(node))
+        for other in _free(node, frozenset()):
+            _reach(path, other, pieces, seen)
+    return True
+
+
+def _follow(path: Path, node: ast.Import | ast.ImportFrom, pieces: list[str], seen: set[tuple[Path, str]]) -> None:
+    """Add an import of one name to ``pieces``, and what it imports where that is in a file of the user's."""
+    (alias,) = node.names
+    pieces.append(ast.unparse(node))
+    level = node.level if isinstance(node, ast.ImportFrom) else 0
+    module = (node.module or "") if isinstance(node, ast.ImportFrom) else alias.name
+    if not level and module.partition(".")[0] in (*sys.stdlib_module_names, "fedtailor"):
+        return
+    folders = [str(path.parents[level - 1])] if level else [*sys.path, str(path.parent), os.getcwd()]
+    file = _source(module, folders) if module else path.parents[level - 1] / "__init__.py"
+    if isinstance(node, ast.ImportFrom):
+        if _is_users(file) and _reach(file, alias.name, pieces, seen):
+            return
+        file = _source(f"{module}.{alias.name}".lstrip("."), folders)
+    if _is_users(file) and (file, "") not in seen:
+        seen.add((file, ""))
+        pieces.append(_text(ast.parse(file.read_text("utf-8"))))
+
+
+def _is_users(file: Path | None) -> TypeGuard[Path]:
+    """Whether this is a file of the user's, not of an installed package."""
+    return file is not None and file.is_file() and not set(INSTALLED) & set(file.parts)
+
+
+@lru_cache(maxsize=64)
+def _bindings(path: Path, modified: int) -> dict[str, list[ast.AST]]:
+    """The top-level statements of a file that bind each name; ``modified`` is when the file was written."""
+    bindings: dict[str, list[ast.AST]] = {}
+    for statement in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(statement, (ast.Import, ast.ImportFrom)):
+            for alias in statement.names:
+                single = ast.copy_location(type(statement)(**{**dict(ast.iter_fields(statement)), "names": [alias]}), statement)
+                bindings.setdefault(alias.asname or alias.name.partition(".")[0], []).append(single)
+        elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            bindings.setdefault(statement.name, []).append(statement)
+        elif not (isinstance(statement, ast.If) and "__name__" in _names(statement.test)):
+            for name in _bound(statement):
+                bindings.setdefault(name, []).append(statement)
+    return bindings
+
+
+def _bound(statement: ast.AST) -> set[str]:
+    """The names that a statement binds, those inside its blocks too."""
+    names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    for node in ast.walk(statement):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname or node.name.partition(".")[0])
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+    return names
+
+
+def _names(node: ast.AST) -> list[str]:
+    return [part.id for part in ast.walk(node) if isinstance(part, ast.Name)]
+
+
+def _free(node: ast.AST, local: frozenset[str]) -> Iterator[str]:
+    """The names that a node reads and no function around them binds, in the order of the text."""
+    if isinstance(node, ast.Name):
+        if isinstance(node.ctx, ast.Load) and node.id not in local:
+            yield node.id
+        return
+    inside = local
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        inside = local | _bound(node)
+    for child in ast.iter_child_nodes(node):
+        outside = child in (getattr(node, "decorator_list", None) or ())
+        yield from _free(child, local if outside else inside)
+
+
+def _text(node: ast.AST) -> str:
+    """The source without comments and docstrings, in one layout."""
+    copy = ast.parse(ast.unparse(node))
+    for part in ast.walk(copy):
+        body = getattr(part, "body", None)
+        if isinstance(part, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and body:
+            first = body[0]
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+                part.body = body[1:] or [ast.Pass()]
+    return ast.unparse(copy)

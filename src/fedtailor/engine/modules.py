@@ -1,0 +1,219 @@
+"""What a module of the user's own does to the promises of the package, found by trying it once on a few rows.
+
+A run keeps its promises only if the training pass is a function of (model, batch, key), row by row, that ``vmap`` can take. What
+breaks that on every engine is refused; what breaks it on padded rows or under ``vmap`` leaves the loop engine, and is said.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtailor import tree
+from fedtailor.errors import FedtailorError, InvalidArgument
+from fedtailor.local.gradients import Source, plain
+from fedtailor.task import Task
+from fedtailor.task.own import tied
+
+ROWS, PADDING = 4, 3  # rows tried, and how many are padded to them
+CLOSE = {torch.float32: 1e-3, torch.float64: 1e-7}  # relative to the largest entry of a gradient
+Grads = list[Tensor]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A promise that a module does not keep.
+
+    ``refused``: no engine is right; ``loop_only``: the loop engine is; neither: it is good to know.
+    """
+
+    promise: str
+    words: str
+    refused: bool = False
+    loop_only: bool = False
+
+
+def findings(task: Task, x: Tensor, y: Tensor) -> list[Finding]:
+    """Return what a task breaks of the package's promises, tried on a few of these rows; one that is refused ends the search."""
+    tried = _Trial(task, {"x": x[:ROWS], "y": y[:ROWS], "key": torch.tensor(7)})
+    found: list[Finding] = []
+    for look in (_losses, _buffers, _outside, _memory, _draws, _evaluation, _padding, _stacking, _tied):
+        if (one := look(tried)) is not None:
+            found.append(one)
+            if one.refused:
+                break
+    return found
+
+
+def refuse(found: list[Finding]) -> str | None:
+    """Raise for what no engine gets right; return why only the loop engine will do, or None."""
+    for one in found:
+        if one.refused:
+            raise InvalidArgument(one.words)
+    return next((one.words for one in found if one.loop_only), None)
+
+
+class _Trial:
+    """A task and a batch, and the first gradient on it."""
+
+    def __init__(self, task: Task, batch: Mapping[str, Tensor]) -> None:
+        self.task, self.batch, self.model = task, batch, task.init()
+        self.source = Source(task.risk, None, self.model, {})
+        self.known = {name: value.clone() for name, value in self._counts()}
+        self.drawn = False
+        before = _generators()
+        try:
+            self.first = self.gradient(batch)
+            self.again = self.gradient(batch)
+        except FedtailorError:
+            raise
+        except Exception as error:
+            raise InvalidArgument(f"the module fails in a training step: {_line(error)}; try it with torch first") from error
+        self.moved = [name for name, was, now in zip(GENERATORS, before, _generators(), strict=True) if was != now]
+
+    def gradient(self, batch: Mapping[str, Tensor]) -> Grads:
+        found = plain(self.source)(tree.leaves(self.model), batch)
+        return [torch.zeros_like(p) if g is None else g for g, p in zip(found, tree.leaves(self.model), strict=True)]
+
+    def _counts(self) -> list[tuple[str, Tensor]]:
+        """The buffers that are no part of a model: whole numbers."""
+        trainer = self.task.trainer
+        return [] if trainer is None else [(n, b) for n, b in trainer.named_buffers() if not b.is_floating_point()]
+
+    @property
+    def counting(self) -> list[str]:
+        """The whole-number buffers that have changed."""
+        return [name for name, value in self._counts() if not torch.equal(value, self.known[name])]
+
+    def padded(self) -> dict[str, Tensor]:
+        """The batch with padded rows, which repeat the first as the engine's do."""
+        wide = {name: torch.cat([t, t[:1].expand(PADDING, *t.shape[1:])]) for name, t in self.batch.items() if name in ("x", "y")}
+        rows = len(self.batch["y"])
+        mask = torch.cat([torch.ones(rows), torch.zeros(PADDING)]).to(next(iter(self.model.values())).dtype)
+        return {**wide, "mask": mask, "key": self.batch["key"]}
+
+
+GENERATORS = ("torch", "NumPy", "Python")
+
+
+def _generators() -> tuple[bytes, str, int]:
+    """The states of the global random generators."""
+    numpy_state: Any = np.random.get_state(legacy=True)
+    return torch.get_rng_state().numpy().tobytes(), f"{numpy_state[1].tobytes()!r}{numpy_state[2:]}", hash(random.getstate())
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two lists of tensors agree, up to the order of sums."""
+    largest = max((float(t.detach().abs().max()) for t in b if t.numel()), default=0.0)
+    if not all(bool(torch.isfinite(t).all()) for t in (*a, *b)):
+        return True  # nothing can be said
+    close = CLOSE.get(b[0].dtype, 1e-3) * max(largest, 1e-6)
+    return all(float((p - q).detach().abs().max()) <= close for p, q in zip(a, b, strict=True) if q.numel())
+
+
+def _line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+# -- what is looked at ---------------------------------------------------------------------------------------------------
+def _losses(trial: _Trial) -> Finding | None:
+    task, (x, y) = trial.task, (trial.batch["x"], trial.batch["y"])
+    with torch.no_grad():
+        losses = task.example_loss(task.apply(trial.model, x), y)
+    if isinstance(losses, Tensor) and tuple(losses.shape) == (len(y),):
+        return None
+    shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+    return Finding(
+        "losses", f"the loss gives {shape} for {len(y)} rows; let it return one number per row (no mean)", refused=True
+    )
+
+
+def _buffers(trial: _Trial) -> Finding | None:
+    if not trial.counting:
+        return None
+    return Finding(
+        "buffers",
+        f"the buffer {trial.counting[0]} counts in whole numbers while the module trains, and can neither be kept per client nor "
+        "averaged; make it a floating-point buffer, or leave it out",
+        refused=True,
+    )
+
+
+def _outside(trial: _Trial) -> Finding | None:
+    others = [name for name in trial.moved if name != "torch"]
+    if not others:
+        return None
+    where = f"{others[0]}'s global generator"
+    return Finding("randomness", f"the module draws from {where}, which no seed of a run reaches; draw with torch", refused=True)
+
+
+def _memory(trial: _Trial) -> Finding | None:
+    if _same(trial.again, trial.first):
+        return None
+    words = (
+        "the module gives another gradient the second time on the same batch: it remembers something outside its parameters and "
+    )
+    return Finding("memory", words + "buffers; register it as a floating-point buffer", refused=True)
+
+
+def _draws(trial: _Trial) -> Finding | None:
+    """A row's place leaves torch's generator to itself, so that draws show."""
+    before = torch.get_rng_state()
+    trial.gradient({**trial.batch, "row": torch.tensor(0)})
+    trial.drawn = not torch.equal(torch.get_rng_state(), before)
+    torch.set_rng_state(before)
+    if not trial.drawn:
+        return None
+    words = "the module draws from torch's generator (F.dropout, torch.rand, ...), which clients that train at once would share"
+    return Finding("randomness", words, loop_only=True)
+
+
+@torch.no_grad()
+def _evaluation(trial: _Trial) -> Finding | None:
+    task, x, before = trial.task, trial.batch["x"], torch.get_rng_state()
+    alone = task.apply(trial.model, x)
+    drawn = not torch.equal(torch.get_rng_state(), before)
+    torch.set_rng_state(before)
+    if drawn:
+        return Finding("randomness", "the module draws random numbers also when it predicts", loop_only=True)
+    if _same([task.apply(trial.model, trial.padded()["x"])[: len(x)]], [alone]):
+        return None
+    return Finding("rows apart", "what the module predicts for a row depends on the rows beside it", loop_only=True)
+
+
+def _padding(trial: _Trial) -> Finding | None:
+    if trial.drawn or _same(trial.gradient(trial.padded()), trial.first):
+        return None
+    words = "the module mixes the rows of a batch (statistics of its own over rows), and padded rows would change its numbers"
+    return Finding("rows apart", words, loop_only=True)
+
+
+def _stacking(trial: _Trial) -> Finding | None:
+    """Two clients at once, the second with padding."""
+    if trial.drawn:
+        return None
+    two: Callable[[Tensor], Tensor] = lambda t: t.unsqueeze(0).expand(2, *t.shape).contiguous()  # noqa: E731
+    source = Source(trial.task.risk, trial.task, tree.map(two, trial.model), {}, stacked=True)
+    try:
+        stacked = plain(source)(tree.leaves(source.like), tree.map(two, trial.padded()))
+    except Exception as error:  # vmap refuses models in many ways, each with its own exception
+        return Finding("engines agree", f"the module cannot be vectorized ({_line(error)})", loop_only=True)
+    second = [torch.zeros_like(p) if g is None else g[1] for g, p in zip(stacked, trial.first, strict=True)]
+    if _same(second, trial.first):
+        return None
+    return Finding("engines agree", "the module gives other gradients where clients are stacked", loop_only=True)
+
+
+def _tied(trial: _Trial) -> Finding | None:
+    shared = {} if trial.task.trainer is None else tied(trial.task.trainer)
+    if not shared:
+        return None
+    one, other = next(iter(shared.items()))
+    return Finding("tied weights", f"{one} is {other}: one parameter, which moves with the groups of both layers")

@@ -1,0 +1,146 @@
+"""The user's own pieces of a task: a loss, weights of the classes, measures, a start.
+
+Functions are named by where they are to be found (``mine.py:my_loss``), so that a run directory can say it; one that is in no
+file ties the run to the Python process that has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtailor import tree
+from fedtailor.algorithms import origin
+from fedtailor.data.federation import Federation
+from fedtailor.engine.options import Options
+from fedtailor.errors import InvalidArgument, ModelMismatch, nearest
+from fedtailor.runs.contents import open_contents
+from fedtailor.runs.layout import MODELS
+from fedtailor.task import Task
+from fedtailor.task.kinds import KINDS
+from fedtailor.task.scores import ALIASES, AUC, RARE, Metric, Numbers, named
+
+Function = Callable[..., Any]
+
+
+def with_pieces(task: Task, federation: Federation, options: Options) -> Task:
+    """Return the task with the loss, the measures and the start that were asked for."""
+    if options.loss is not None:
+        task = replace(task, example_loss=origin.function_of(options.loss))
+    if options.class_weights is not None:
+        weights = torch.tensor(class_weights(federation, options.class_weights), dtype=torch.float64)
+        task = replace(task, example_loss=Weighted(task.example_loss, weights))
+    if options.metrics:
+        task = replace(task, metrics=tuple(_metric(entry) for entry in options.metrics))
+        if len({metric.name for metric in task.metrics}) < len(task.metrics):
+            raise InvalidArgument("two metrics have the same name; name them, as in metrics={'f1': function}")
+    task = scored_by(task, federation, options.score)
+    return task if options.start is None else started(task, options.start)
+
+
+def scored_by(task: Task, federation: Federation, asked: str | None) -> Task:
+    """Return the task with the score that was asked for; by default the kind's, or AUC where one of two classes is rare."""
+    if asked is None:
+        rare = None if federation.per_position else rare_share(federation)
+        if rare is None or rare >= RARE or task.unscored is not None:
+            return task
+        why = (
+            f"Judged by AUC: {rare:.1%} of the training rows are of the rarer class, so {1 - rare:.1%} would be right by always "
+            "saying the other one, and accuracy hardly tells methods apart; --score chooses another score."
+        )
+        return replace(task, lead=AUC, notes=(*task.notes, why))
+    known = (*task.kind.metrics, *task.metrics)
+    score = named(asked, known)
+    if score is None:
+        words = [metric.name for metric in known] + list(ALIASES if task.kind.softmax else ())
+        raise InvalidArgument(f"no score {asked!r} for {task.kind}; {nearest(asked, words, 'the scores are')}")
+    of_two = ("auc", "ap", "sensitivity")
+    if task.kind.softmax and (federation.labels != 2 or federation.per_position) and score.name.startswith(of_two):
+        raise InvalidArgument(f"{score.title} is of two classes and there are {federation.labels}; use accuracy or log_loss")
+    if federation.per_position and score.clients is not None and score not in task.metrics:
+        raise InvalidArgument(f"{score.title} is of one label per row and here every position has one; use accuracy")
+    return replace(task, lead=score)
+
+
+def rare_share(federation: Federation) -> float | None:
+    """Return the share of the rarer of two classes in all clients' training rows; None where there are not two."""
+    if not federation.kind.softmax or federation.labels != 2:
+        return None
+    share = float((federation.train.y == 1).double().mean())
+    return min(share, 1 - share) or None
+
+
+@dataclass(frozen=True, eq=False)
+class Weighted:
+    """A loss of which every row counts with the weight of its class."""
+
+    loss: Function
+    weights: Tensor
+
+    def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
+        return self.loss(logits, y) * self.weights.to(logits)[y]
+
+
+def class_weights(federation: Federation, asked: str | Sequence[float]) -> list[float]:
+    """Return a weight per class; balanced: rows / (classes * rows of the class), over all clients' training rows."""
+    if not federation.kind.softmax or federation.per_position:
+        raise InvalidArgument("class_weights are for classification with one label per row; leave them out")
+    if not isinstance(asked, str):
+        if len(asked) != federation.labels:
+            raise InvalidArgument(f"class_weights has {len(asked)} numbers for {federation.labels} classes; give one for each")
+        return list(asked)
+    counts = torch.bincount(federation.train.y, minlength=federation.labels).double().clamp(min=1)
+    return (counts.sum() / (len(counts) * counts)).tolist()
+
+
+def _metric(entry: str) -> Metric:
+    name, equals, spec = entry.partition("=")
+    spec = spec if equals else entry
+    function = origin.function_of(spec)
+    name = name if equals else spec.rpartition(":")[2].partition("@")[0]
+    taken = {"loss", *(metric.name for kind in KINDS.values() for metric in kind.metrics)}
+    if not name.isidentifier() or name in taken:
+        raise InvalidArgument(f"a metric cannot be called {name!r}; give it another name, as in metrics={{'f1': function}}")
+    return Metric(name, name, name, clients=_PerClient(name, function))
+
+
+@dataclass(frozen=True, eq=False)
+class _PerClient:
+    """A measure of one client's real rows as a measure of stacked predictions."""
+
+    name: str
+    function: Function
+
+    def __call__(self, logits: Tensor, y: Tensor, real: Tensor) -> Numbers:
+        return np.array([self._one(*pair) for pair in zip(logits, y, real, strict=True)], np.float64)
+
+    def _one(self, logits: Tensor, y: Tensor, real: Tensor) -> float:
+        try:
+            return float(self.function(logits[real], y[real]))
+        except Exception as error:
+            text = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise InvalidArgument(
+                f"the metric {self.name} fails on a client's {int(real.sum())} rows ({text}); let it return one number"
+            ) from error
+
+
+def started(task: Task, folder: str) -> Task:
+    """Return the task with the shared model of a finished run as its start."""
+    contents = open_contents(Path(folder))
+    contents.require_finished()
+    data = contents.read(f"{MODELS}/shared.safetensors")
+    model = None if data is None else tree.unpack(data).get("model")
+    if not isinstance(model, Mapping):
+        raise InvalidArgument(f"the run in {folder} has no shared model to start from; use a run of another method")
+    want, have = tree.shapes(task.init()), tree.shapes(model)
+    if {name: shape for name, (shape, _) in want.items()} != {name: shape for name, (shape, _) in have.items()}:
+        differs = next(name for name in {**want, **have} if want.get(name, (0,))[0] != have.get(name, (0,))[0])
+        raise ModelMismatch(f"the model of the run in {folder} differs in {differs}; start from a run of the same model")
+    kinds = {name: value.dtype for name, value in task.init().items()}
+    return replace(task, init=lambda: {name: model[name].to(kinds[name], copy=True) for name in kinds})

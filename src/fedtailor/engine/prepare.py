@@ -1,0 +1,213 @@
+"""``prepare``: from a method, a federation, a model and options to everything that a run needs before its first round.
+
+Nothing is trained and nothing is written here, and the same arguments give the same result in any process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from fedtailor.algorithms.base import Algorithm
+from fedtailor.data import rng, shift
+from fedtailor.data.federation import Federation
+from fedtailor.data.secret import Secret
+from fedtailor.engine.attendance import Attendance
+from fedtailor.engine.auto import choose
+from fedtailor.engine.base import Engine, Ids, Plan
+from fedtailor.engine.crowd import check_crowd, crowd_of, crowd_spent
+from fedtailor.engine.loop import LoopEngine
+from fedtailor.engine.modules import findings, refuse
+from fedtailor.engine.options import Options
+from fedtailor.engine.pieces import with_pieces
+from fedtailor.engine.prefix import after_prefix
+from fedtailor.engine.private import spent, with_noise
+from fedtailor.engine.setup import DTYPES, build_task, drawn, make_plan, visits_of
+from fedtailor.engine.state import State
+from fedtailor.engine.vectorized import VectorizedEngine
+from fedtailor.engine.watch import Watch
+from fedtailor.errors import InvalidArgument
+from fedtailor.metrics.cost import probe
+from fedtailor.runs.store import Store
+from fedtailor.task import Task
+from fedtailor.task.layers import keyed
+from fedtailor.theory.constants import Constants
+from fedtailor.theory.resolve import resolve
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """What a run needs.
+
+    ``plan`` is the method, with its step sizes and noise settled, on the task and rows that the clients train (after the frozen
+    first layers); ``newcomers`` the same for the clients that are held out. ``task`` and ``federation`` are whole: all layers,
+    all clients. ``size`` is the number of clients in a round, ``constants`` what the theory's step sizes rest on.
+    """
+
+    asked: Algorithm  # as given, before anything was settled
+    model: str | nn.Module | Task
+    options: Options
+    task: Task
+    federation: Federation
+    plan: Plan
+    newcomers: Plan | None
+    size: int
+    constants: Constants | None
+    notes: tuple[str, ...]
+    secret: Secret  # where the noise comes from, if the method is private
+    loop_only: str | None = None  # why the model of the user's own is right on the loop engine alone
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return self.plan.algorithm
+
+    @property
+    def model_name(self) -> str:
+        return self.model if isinstance(self.model, str) else type(self.model).__name__
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether noise comes from the run's secret, which must then be kept to go on."""
+        rows, crowd = self.algorithm.opt.privacy, self.plan.crowd
+        return (rows is not None and rows.seed is None) or (crowd is not None and not crowd.secret.known)
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """Bytes down and up, parameters trained and notes on speed, found by letting one client take a step."""
+        return probe(self.plan)
+
+    @cached_property
+    def privacy(self) -> dict[str, Any]:
+        """What the run will have spent when it ends; epsilon is None where the method is not private."""
+        whole = crowd_spent(self.plan, self.options)
+        if self.plan.uses is None:
+            return {"epsilon_max": None, "epsilon": None, **whole}
+        return {**spent(self.plan, visits_of(self.plan, self.options.rounds, self.size)), **whole}
+
+    @cached_property
+    def every(self) -> int:
+        """Rounds between evaluations; 0: only at the end."""
+        asked, rounds = self.options.evaluate_every, self.options.rounds
+        if self.plan.uses is not None and self.plan.uses.end:
+            if asked:
+                raise InvalidArgument(
+                    f"{type(self.algorithm).__name__} trains on a client's rows whenever it is evaluated; under privacy that is "
+                    "once, at the end: use evaluate_every=0"
+                )
+            return 0
+        return max(1, rounds // 20) if asked is None else asked
+
+    def is_judged(self, done: int) -> bool:
+        """Whether clients are measured after so many rounds."""
+        return done == self.options.rounds or bool(self.every and done % self.every == 0)
+
+    def watch(self) -> Watch:
+        """Return the callbacks of the run, which have seen nothing yet."""
+        return Watch(self.options, self.task.kind.score)
+
+    def start(self) -> State:
+        """Return the state before the first round."""
+        with keyed(self.plan.key("start", 0)):
+            return State(*self.algorithm.init_server(self.plan.task), Store(len(self.plan.federation)))
+
+    def engine(self, state: State, earlier: Mapping[str, Any] | None = None) -> tuple[Engine, str]:
+        """Return (the engine, why it is this one) for rounds from ``state`` on; a resumed run keeps the ``earlier`` one."""
+        name, why = (self.options.engine, "asked for") if earlier is None else (earlier["engine"], earlier["engine_reason"])
+        if name == "vectorized":
+            if self.loop_only is not None:
+                raise InvalidArgument(f"{self.loop_only}; use engine='loop' (auto does)")
+            return VectorizedEngine(self.plan), why
+        if name == "auto" and self.loop_only is not None:
+            name, why = "loop", f"loop: {self.loop_only}"
+        if name == "loop":
+            return LoopEngine(self.plan, self.options.workers, self.options.worker_timeout), why
+        first = drawn(self.plan, self.size, 0)
+        first = first if len(first) else np.arange(len(self.plan.federation))
+        sent = self.plan.sent_after(state.shared, state.server, 0, self.options.rounds)
+        return choose(self.plan, sent, first, self.options.workers, self.options.worker_timeout)
+
+
+def prepare(
+    algorithm: Algorithm,
+    federation: Federation,
+    model: str | nn.Module | Task = "linear",
+    options: Options | None = None,
+    secret: Secret | None = None,
+) -> Prepared:
+    """Return everything a run needs, checked; what cannot be trained, measured or private is refused here.
+
+    ``secret`` is where the noise of a private run comes from; None draws a fresh one.
+    """
+    options = options or Options()
+    _check(algorithm, federation, options)
+    dtype = DTYPES[options.dtype]
+    federation = federation.to(dtype).as_task(options.task or federation.kind)
+    task = build_task(model, federation, options.seed, dtype, options.bias, options.backbone)
+    task = with_pieces(task, federation, options)
+    trained, rows, notes = (task, federation, ()) if algorithm.reads_rows else after_prefix(task, federation)
+    ours = isinstance(model, str) and options.loss is None
+    found = [] if ours else findings(trained, rows.train.x, rows.train.y)
+    outside = newcomers_of(federation, options.new_clients, options.seed)
+    learners = rows if outside is None else rows.take(np.setdiff1d(np.arange(len(rows)), outside))
+    size = options.size(len(learners))
+    if algorithm.needs_everyone and size < len(learners):
+        raise InvalidArgument(f"{type(algorithm).__name__} needs all clients in every round; use cohort=1.0")
+    attendance = _attendance(algorithm, learners, options)
+    settled, constants = resolve(algorithm, trained, learners, options.rounds, size, options.batch_size, options.weights)
+    secret = secret or Secret.fresh()
+    crowd = crowd_of(options, settled, len(learners), size, secret)
+
+    def plan(method: Algorithm, clients: Federation) -> Plan:
+        made = make_plan(method, trained, clients, options.batch_size, options.seed, options.weights, secret)
+        return replace(made, crowd=crowd, attendance=attendance if clients is learners else None)
+
+    if settled.opt.privacy is not None and settled.opt.privacy.target_epsilon is not None:
+        open_plan = plan(settled, learners)
+        settled = with_noise(settled, open_plan, visits_of(open_plan, options.rounds, size))
+    newcomers = None if outside is None else plan(settled, rows.take(outside))
+    trains = plan(settled, learners)
+    check_crowd(trains)
+    notes = (*task.notes, *notes)
+    return Prepared(algorithm, model, options, task, federation, trains, newcomers, size, constants, notes, secret, refuse(found))
+
+
+def _attendance(algorithm: Algorithm, learners: Federation, options: Options) -> Attendance | None:
+    """Return who takes part in the rounds, where the user says it."""
+    if options.attendance is None:
+        return None
+    if algorithm.needs_everyone:
+        raise InvalidArgument(f"{type(algorithm).__name__} needs all clients in every round; use cohort=1.0")
+    if options.user_clip is not None:
+        raise InvalidArgument("where whole clients are private, each is drawn by chance; give cohort a share, not who is there")
+    return Attendance(options.attendance, learners, options.seed)
+
+
+def newcomers_of(federation: Federation, share: float, seed: int) -> Ids | None:
+    """Return the clients that are held out, or None."""
+    if share == 0:
+        return None
+    count = max(1, round(share * len(federation)))
+    if count >= len(federation):
+        raise InvalidArgument(f"new_clients={share} leaves none of the {len(federation)} clients to train on; use less")
+    drawn = rng.generator(seed, "new clients").choice(len(federation), count, replace=False)
+    return np.sort(federation.order[drawn])
+
+
+def _check(algorithm: Any, federation: Any, options: Options) -> None:
+    """Refuse what is no method or no federation, and corruptions that are unknown or of rows that are no images."""
+    if not isinstance(algorithm, Algorithm):
+        hint = "; create it first, for instance ft.FedAvg()" if isinstance(algorithm, type) else ""
+        raise InvalidArgument(f"algorithm must be an Algorithm, not {algorithm!r}{hint}")
+    if not isinstance(federation, Federation):
+        raise InvalidArgument(f"federation must be a Federation (see Federation.from_arrays), not {type(federation).__name__}")
+    if options.patience is not None and (federation.val is None or options.evaluate_every == 0):
+        lacks = "validation rows" if federation.val is None else "evaluations between the rounds (evaluate_every)"
+        raise InvalidArgument(f"patience looks at validation, and there are no {lacks}; give them, or leave patience out")
+    for spec in options.shift:
+        if spec != shift.CIFAR10_1:
+            shift.corrupted(federation.test.x[:1], *shift.parse(spec))

@@ -1,0 +1,65 @@
+"""State: what a run carries from round to round, and a checkpoint holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fedtailor.runs.store import Store
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """The state after an earlier round, with which the run is to end."""
+
+    round: int
+    shared: Any
+    server: Any
+    store: Any  # as ``Store.dump`` gives it
+
+    def dump(self) -> Any:
+        return {"round": torch.tensor(self.round), "shared": self.shared, "server": self.server, "store": self.store}
+
+
+@dataclass
+class State:
+    """What a run carries from round to round."""
+
+    shared: Any
+    server: Any
+    store: Store
+    records: list[dict[str, Any]] = field(default_factory=list)
+    sent: Any = None  # what the server would send now (``Sent``); ``play_on`` keeps it
+    kept: Kept | None = None
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the run ended before its last round; None where it did not."""
+        return self.records[-1].get("stopped") if self.records else None
+
+    @property
+    def reported(self) -> int:
+        """The number of the round whose state the run ends with."""
+        return len(self.records) - 1 if self.kept is None else self.kept.round
+
+    def keep(self) -> None:
+        """Remember the state of the last round, to end with it."""
+        self.kept = Kept(len(self.records) - 1, self.shared, self.server, self.store.dump())
+
+    def go_back(self) -> None:
+        """Take the state that was kept, if one was."""
+        if self.kept is not None:
+            self.shared, self.server, self.store = self.kept.shared, self.kept.server, Store(self.store.clients)
+            self.store.fill(self.kept.store)
+
+    def dump(self) -> Any:
+        out = {"shared": self.shared, "server": self.server, "store": self.store.dump()}
+        return out if self.kept is None else {**out, "kept": self.kept.dump()}
+
+    def restore(self, dumped: Any, records: list[dict[str, Any]]) -> None:
+        self.shared, self.server, self.records = dumped["shared"], dumped["server"], list(records)
+        self.store.fill(dumped["store"])
+        if (kept := dumped.get("kept")) is not None:
+            self.kept = Kept(int(kept["round"]), kept["shared"], kept["server"], kept["store"])

@@ -1,0 +1,196 @@
+"""The folders of a network: the server's, and one for every site, which is all that the site needs.
+
+NAME/config.toml says what is trained, NAME/schema.toml what tables look like; NAME/server/ has the certificates, NAME/sites/SITE/
+a copy of both files, the authority's certificate and the site's key. Whoever changes one of the two files is noticed: both sides
+compare a digest of what they agreed on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedtailor.algorithms.base import Algorithm
+from fedtailor.algorithms.settings import make, settings, spec
+from fedtailor.engine.options import Options
+from fedtailor.errors import InvalidArgument
+from fedtailor.runs import files
+from fedtailor.sites import keys
+from fedtailor.sites.agreed import Agreed
+from fedtailor.sites.server import Terms
+from fedtailor.sites.table import AgreedTable
+
+CONFIG, SCHEMA, CHECKLIST, KEY, SITE = "config.toml", "schema.toml", "CHECKLIST.md", "key", "site.toml"
+NAME = re.compile(r"[A-Za-z0-9][\w .-]{0,60}")
+PORT = 8443
+NEVER = ("engine", "workers", "worker_timeout", "device", "checkpoint_every", "shift", "new_clients", "backbone", "task")
+MODEL = "linear"
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """What config.toml and schema.toml of a folder say."""
+
+    folder: Path
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        path = self.folder / CONFIG
+        try:
+            return tomllib.loads(files.read(path).decode())
+        except FileNotFoundError:
+            raise InvalidArgument(f"there is no {path}; give the folder that sites init made") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise InvalidArgument(f"{path} cannot be read ({error}); correct it") from None
+
+    def _table(self, name: str) -> dict[str, Any]:
+        found = self.values.get(name)
+        if not isinstance(found, Mapping):
+            raise InvalidArgument(f"{self.folder / CONFIG} has no table [{name}]; restore it from a copy")
+        return dict(found)
+
+    @property
+    def name(self) -> str:
+        return str(self._table("network").get("name", self.folder.name))
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        return tuple(map(str, self._table("network").get("sites", ())))
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The server's host and port, as sites see it."""
+        host, _, port = str(self._table("network").get("address", "")).rpartition(":")
+        if not host or not port.isdigit():
+            raise InvalidArgument(f"{self.folder / CONFIG}: address must be host:port, as server.example.org:{PORT}")
+        return host, int(port)
+
+    @property
+    def terms(self) -> Terms:
+        given = self._table("terms")
+        try:
+            return Terms(**given)
+        except TypeError:
+            known = ", ".join(Terms.__dataclass_fields__)
+            raise InvalidArgument(f"{self.folder / CONFIG}: [terms] may hold {known}, not {', '.join(given)}") from None
+
+    @cached_property
+    def table(self) -> AgreedTable:
+        return AgreedTable.read(self.folder / SCHEMA)
+
+    @cached_property
+    def agreed(self) -> Agreed:
+        """What server and sites make the same run of."""
+        asked = self._table("run")
+        method, set_, model = asked.pop("method", "fedclup"), asked.pop("set", {}), asked.pop("model", MODEL)
+        if ":" in str(method):
+            method = str(self.folder / str(method))  # a file of one's own is beside the config
+        for name in NEVER:
+            if name in asked:
+                raise InvalidArgument(f"{self.folder / CONFIG}: {name} has no meaning across sites; take it out")
+        options = Options.of(asked, f"{self.folder / CONFIG}: ")
+        return Agreed(make(str(method), set_), str(model), options, self.clients, self.table.rows())
+
+    @property
+    def digest(self) -> str:
+        """A checksum of all that must be the same everywhere."""
+        run = self._table("run")
+        content = {"clients": sorted(self.clients), "run": run, "schema": tomllib.loads((self.folder / SCHEMA).read_text())}
+        method = str(run.get("method", ""))
+        own = (self.folder / method.split(":")[0]).read_text() if ":" in method else ""
+        return hashlib.sha256(json.dumps([content, own], sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Place(Network):
+    """The folder of one site."""
+
+    @cached_property
+    def client(self) -> str:
+        """The name of the site."""
+        try:
+            return str(tomllib.loads(files.read(self.folder / SITE).decode())["site"])
+        except (FileNotFoundError, KeyError, tomllib.TOMLDecodeError):
+            raise InvalidArgument(f"{self.folder} is not the folder of a site; give NETWORK/sites/SITE") from None
+
+
+def create(
+    folder: Path,
+    sites: Sequence[str],
+    schema: Mapping[str, Any],
+    algorithm: Algorithm,
+    model: str,
+    options: Options,
+    address: tuple[str, int],
+) -> Network:
+    """Write the folder of a network, checked: nothing is written of one that could not run."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InvalidArgument(f"{folder} exists and is not empty; give a new directory")
+    for site in sites:
+        if not NAME.fullmatch(site) or site.endswith((".", " ")):
+            raise InvalidArgument(f"{site!r} cannot be the name of a site; use letters, digits, spaces, - and _")
+    columns = tuple(map(dict, schema["columns"]))
+    agreed_table = AgreedTable.of({**schema, "columns": columns})
+    agreed_table.check()
+    Agreed(algorithm, model, options, tuple(sites), agreed_table.rows()).at_server()
+    method, own = _method(algorithm)
+    asked = {key: value for key, value in options.plain().items() if key not in NEVER and value is not None}
+    config = {
+        "network": {"name": folder.name, "address": f"{address[0]}:{address[1]}", "sites": list(sites)},
+        "terms": {"deadline": 600.0, "least": min(2, len(sites))},
+        "run": {"method": method, "model": model, **asked, "set": settings(algorithm)},
+    }
+    texts = {CONFIG: tomli_w.dumps(config), SCHEMA: tomli_w.dumps(dict(schema)), **own}
+    server = folder / "server"
+    keys.make_certificates(server, folder.name, [address[0]])
+    for site in sites:
+        place = folder / "sites" / site
+        public = keys.make_pair(place / KEY)
+        files.write(server / "keys" / f"{site}{keys.PUBLIC}", files.read(public))
+        files.write(place / keys.AUTHORITY, files.read(server / keys.AUTHORITY))
+        for name, text in {**texts, SITE: tomli_w.dumps({"site": site})}.items():
+            files.write(place / name, text)
+    for name, text in texts.items():
+        files.write(folder / name, text)
+    files.write(folder / CHECKLIST, checklist(folder.name, sites, address))
+    return Network(folder)
+
+
+def _method(algorithm: Algorithm) -> tuple[str, dict[str, str]]:
+    """Return (the method as config.toml writes it, the file of one that is not ours)."""
+    written = spec(algorithm).split("@")[0]
+    if ":" not in written:
+        return written, {}
+    place, _, kind = written.rpartition(":")
+    path = Path(place)
+    if path.suffix != ".py" or not path.is_file():
+        raise InvalidArgument(f"{written} is in no file of its own that could be given to the sites; use mine.py:MyMethod")
+    return f"{path.name}:{kind}", {path.name: path.read_text()}
+
+
+def checklist(name: str, sites: Sequence[str], address: tuple[str, int]) -> str:
+    """Return what to do, in plain words."""
+    return f"""# {name}: before the first run
+
+1. Read config.toml (what is trained) and schema.toml (what a table looks like) together; change them now or never: every site
+   compares what it has with what the server has, and refuses anything else.
+2. Give each site its own folder of sites/ ({", ".join(sites)}), over a channel you trust, and then delete it here: the file `key`
+   is the site's identity, and nobody else should have it. ca.key is needed only to renew certificates: keep it offline.
+3. Firewall: the server takes connections on port {address[1]}; sites only connect outwards, to {address[0]}:{address[1]}.
+4. At the server: `fedtailor sites server {name}`. It stays; Ctrl-C ends it.
+5. At each site: `fedtailor sites client sites/SITE --data TABLE.csv --dry-run` shows exactly what would leave the house. If its
+   owner agrees, the same without --dry-run. It stays; Ctrl-C ends it.
+6. At the server: `fedtailor sites start {name}` trains; `status`, `stop` and `report` tell and end.
+7. Afterwards every site has its model and its report in its own folder (runs/), and the server the shared model.
+
+A server sends its sites the few lines of code that Flower starts; a site should therefore trust its server's operator.
+"""

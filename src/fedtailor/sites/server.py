@@ -1,0 +1,405 @@
+"""The server's half of a run across sites: whom to ask, what to take, how to go on when somebody is away.
+
+It is the loop engine's round with messages in the middle: cohorts are drawn by our seed and the clients' names, uploads are
+summed in the canonical order, so the numbers are those of a run in one process.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from fedtailor import tree
+from fedtailor.algorithms.base import Round
+from fedtailor.algorithms.settings import notes_on
+from fedtailor.engine.base import UNREAD, Ids, Sent, labelled, lift, one_thread
+from fedtailor.engine.prepare import Prepared
+from fedtailor.engine.setup import drawn
+from fedtailor.engine.state import State
+from fedtailor.engine.summary import asked_for, best
+from fedtailor.errors import Diverged, InvalidArgument, InvalidData, TooFewSites
+from fedtailor.metrics.spread import on_validation, summarize
+from fedtailor.runs import config, models
+from fedtailor.runs.journal import Journal
+from fedtailor.runs.personal import STACKS
+from fedtailor.runs.record import columns_of
+from fedtailor.server import guard
+from fedtailor.server.reduce import Mean, Reduce, named
+from fedtailor.sites.agreed import Agreed
+from fedtailor.sites.memory import BORN
+from fedtailor.sites.site import EVALUATE, FINISH, HELLO, TRAIN
+from fedtailor.sites.wire import Parcel, round_facts, round_tree
+
+Columns = dict[str, np.ndarray[Any, np.dtype[np.float64]]]
+ROBUST = ("mean", "median", "trimmed", "krum", "geometric-median")
+REMEMBERED = 50  # norms of accepted uploads that new ones are compared with
+OF_THE_ROUND = ("round", "cohort", "bytes_down", "bytes_up", "seconds", "left_out")
+
+
+class Transport(Protocol):
+    """Carries messages to sites and back."""
+
+    @property
+    def name(self) -> str: ...
+
+    def ask(self, parcels: Mapping[str, Parcel], seconds: float) -> Mapping[str, Parcel | str]:
+        """Return every client's reply, or, where there is none within ``seconds``, a word that says why."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How patient and how strict the server is.
+
+    ``deadline`` is in seconds, for one exchange. With fewer than ``least`` uploads an exchange is asked for again, ``attempts``
+    times in all, after ``pause`` seconds. An upload whose norm is ``factor`` times the median is refused. ``reduce`` is what is
+    done in place of the mean (``server/reduce.py``), where the method takes the mean.
+    """
+
+    deadline: float = 600.0
+    least: int = 1
+    attempts: int = 3
+    pause: float = 2.0
+    factor: float = 100.0
+    reduce: str = "mean"
+
+    def __post_init__(self) -> None:
+        if self.reduce not in ROBUST:
+            raise InvalidArgument(f"reduce must be one of {', '.join(ROBUST)}, not {self.reduce!r}")
+        for name in ("deadline", "least", "attempts", "factor"):
+            if not getattr(self, name) > 0:
+                raise InvalidArgument(f"{name} must be greater than 0, not {getattr(self, name)!r}")
+
+
+@dataclass
+class Ledger:
+    """What the server knows of its sites: the version of each one's state that it builds on, and what went wrong."""
+
+    run: str
+    versions: dict[str, int]
+    events: list[dict[str, Any]] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+
+    def facts(self) -> dict[str, Any]:
+        return {"run": self.run, "versions": self.versions, "events": self.events, "norms": self.norms}
+
+    def note(self, number: int, client: str, what: str) -> None:
+        self.events.append({"round": number, "client": client, "what": what})
+
+
+@dataclass(eq=False)
+class Conductor:
+    """Plays the rounds of what was ``agreed`` through ``transport``, and writes them down in ``out``."""
+
+    agreed: Agreed
+    transport: Transport
+    out: Path
+    terms: Terms = Terms()
+    callback: Callable[[dict[str, Any]], None] | None = None
+    digest: str | None = None  # of what was agreed on, which every site compares with its own
+
+    @one_thread()
+    def play(self, resume: bool = False) -> dict[str, Any]:
+        """Return the summary when all rounds are played and every site that could be reached has its model."""
+        began = time.perf_counter()
+        self.ready: Prepared = self.agreed.at_server()
+        state = self.ready.start()
+        with closing(self._journal(state, resume)) as journal:
+            earlier = journal.earlier
+            if earlier is not None:
+                state.restore(earlier.checkpoint.state, earlier.records)
+                began -= earlier.seconds
+            kept = {} if earlier is None else earlier.checkpoint.facts
+            self.ledger = Ledger(
+                kept.get("run") or secrets.token_hex(8),
+                dict(kept.get("versions") or dict.fromkeys(self.agreed.clients, BORN)),
+                list(kept.get("events") or ()),
+                list(kept.get("norms") or ()),
+            )
+            self.checked = dict(self.ledger.versions)  # as of the last checkpoint, from which a restart goes on
+            self._greet(len(state.records))
+            if earlier is None:
+                journal.checkpoint(0, state.dump(), self.ledger.facts())
+            clients = self._train(state, journal, began)
+            self._say_farewell(state)
+            if earlier is not None and earlier.summary is not None:
+                return earlier.summary
+            summary = self._summary(state, clients)
+            self._keep_shared(state, journal.folder)
+            digests = journal.digests()
+            summary["seconds"] = time.perf_counter() - began
+            journal.finish(summary, digests)
+        return summary
+
+    def _journal(self, state: State, resume: bool) -> Journal:
+        ready, asked = self.ready, self.ready.options.plain()
+        same = {"model": ready.model_name, **ready.options.identity()}
+        identity = config.identity(ready.asked, ready.federation, state.shared, same, ready.task.held)
+        described = config.describe(ready.asked, ready.federation, ready.model, asked)
+        return Journal(self.out, described, identity, resume, 1)
+
+    # -- talking -----------------------------------------------------------------------------------------------------
+    def _told(self, action: str, name: str) -> dict[str, Any]:
+        known = {"run": self.ledger.run, "version": self.ledger.versions[name], "agreed": self.digest}
+        return {"action": action, "client": name, **known}
+
+    def _parcel(self, action: str, client: int, sent: Sent, **facts: Any) -> Parcel:
+        name = self.agreed.clients[client]
+        told = self._told(action, name)
+        own = sent.own_of(client) if self.ready.algorithm.has_downlink else {}
+        return Parcel({**told, **facts}, {"shared": sent.shared, "own": own})
+
+    def _ask(self, parcels: Mapping[str, Parcel], number: int) -> dict[str, Parcel]:
+        """Return the replies that belong to what was asked; why others do not is noted."""
+        replies = self.transport.ask(parcels, self.terms.deadline)
+        good: dict[str, Parcel] = {}
+        for name, asked in parcels.items():
+            reply = replies.get(name, "did not answer")
+            wrong = reply if isinstance(reply, str) else _mismatch(asked.facts, reply.facts)
+            if wrong is not None:
+                self.ledger.note(number, name, wrong)
+            elif not isinstance(reply, str):
+                good[name] = reply
+        return good
+
+    def _heard(self, number: int, name: str, reply: Parcel) -> None:
+        """Note where a site's state is not the one that the server builds on."""
+        base, expected = reply.facts["base"], self.ledger.versions[name]
+        if base != expected:
+            what = "lost its personal state and began anew" if base == BORN else "went back to an older personal state"
+            self.ledger.note(number, name, f"{what} (version {base}, not {expected})")
+
+    def _greet(self, number: int) -> None:
+        """Learn who is there; where clients weigh as many rows as they have, how many that is."""
+        parcels = {name: Parcel(self._told(HELLO, name), {}) for name in self.agreed.clients}
+        heard = self._ask(parcels, number)
+        if not heard:
+            raise TooFewSites("no site answered; start the sites (fedtailor sites client) and look at their logs")
+        if self.ready.options.weights == "size":
+            absent = [name for name in self.agreed.clients if name not in heard]
+            if absent:
+                raise TooFewSites(f"weights='size' needs the number of rows of every site; {', '.join(absent)} did not answer")
+            sizes = np.array([heard[name].facts["rows"] for name in self.agreed.clients], np.float64)
+            self.ready = replace(self.ready, plan=_weighted(self.ready, sizes))
+
+    # -- rounds ------------------------------------------------------------------------------------------------------
+    def _train(self, state: State, journal: Journal, began: float) -> Columns:
+        ready, plan, rounds = self.ready, self.ready.plan, self.ready.options.rounds
+        every = ready.every
+        likes = [self.agreed.upload_like(ready, exchange) for exchange in range(plan.algorithm.exchanges)]
+        state.sent = plan.sent_after(state.shared, state.server, len(state.records), rounds)
+        columns: Columns | None = None
+        for number in range(len(state.records), rounds):
+            started = time.perf_counter()
+            invited = ids = drawn(plan, ready.size, number)
+            for exchange, like in enumerate(likes):
+                ids, rnd = self._exchange(state, plan.round(number, rounds, ids, exchange), ids, like)
+            state.sent = plan.sent_after(state.shared, state.server, number + 1, rounds)
+            talking = 0 if plan.algorithm.silent(rnd) else len(ids)
+            missing = sorted({self.agreed.clients[i] for i in invited} - {self.agreed.clients[i] for i in ids})
+            record: dict[str, Any] = {
+                "round": number,
+                "cohort": len(ids),
+                "bytes_down": ready.facts["bytes_down"] * talking,
+                "bytes_up": ready.facts["bytes_up"] * talking,
+                **({"left_out": missing} if missing else {}),
+                **plan.algorithm.measures(state.server, rnd),
+            }
+            columns, done = None, number + 1
+            if done == rounds or (every and done % every == 0):
+                measured, columns = self._evaluate(state.sent, number)
+                record |= measured
+            record["seconds"] = time.perf_counter() - started
+            state.records.append(record)
+            journal.record(record, self.agreed.clients, columns, done == rounds)
+            facts = {**self.ledger.facts(), "finished": done == rounds, "seconds": time.perf_counter() - began}
+            journal.checkpoint(done, state.dump(), facts)
+            self.checked = dict(self.ledger.versions)
+            if self.callback is not None:
+                self.callback(record)
+        return columns if columns is not None else columns_of(journal.contents, rounds - 1, self.agreed.clients)
+
+    def _exchange(self, state: State, rnd: Round, ids: Ids, like: guard.Shapes) -> tuple[Ids, Round]:
+        """Let the clients ``ids`` work and the server learn from it; return who took part, and the round as it was."""
+        plan = self.ready.plan
+        for attempt in range(self.terms.attempts):
+            if attempt:
+                time.sleep(self.terms.pause)
+            uploads = self._uploads(plan.sent(state.shared, state.server, rnd), rnd, ids, like)
+            if len(uploads) >= min(self.terms.least, len(ids)):
+                break
+        else:
+            came = f"{len(uploads)} of {len(ids)} sites sent something that can be used, and {self.terms.least} are needed"
+            raise TooFewSites(f"round {rnd.number}: {came}; look at events in {self.out}, then start again to go on")
+        present = plan.canonical(np.array(sorted(uploads), np.int64))
+        now = plan.round(rnd.number, rnd.rounds, present, rnd.exchange)
+        weights = torch.from_numpy(plan.weights[present])
+        reduce = self._reducer(plan.reducer(state.shared, now))
+        total = reduce.start()
+        for place, client in enumerate(present.tolist()):
+            total = reduce.add(total, lift(uploads[client]), weights[place : place + 1], torch.tensor([place]))
+        upload = reduce.finish(total)
+        state.shared, state.server = plan.algorithm.server_update(plan.task, state.shared, state.server, upload, now)
+        for path, leaf in tree.items(state.shared):
+            if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+                raise Diverged(rnd.number, ["the server"], f"the shared {path}")
+        return present, now
+
+    def _reducer(self, usual: Reduce) -> Reduce:
+        """Return how uploads become one: as the method does, or, where that is the mean, as the terms say."""
+        if self.terms.reduce == "mean":
+            return usual
+        if type(usual) is not Mean:
+            name = type(self.ready.algorithm).__name__
+            raise InvalidArgument(
+                f"{name} does not take the mean of uploads, so reduce = {self.terms.reduce!r} cannot stand for it"
+            )
+        return named(self.terms.reduce)
+
+    def _uploads(self, sent: Sent, rnd: Round, ids: Ids, like: guard.Shapes) -> dict[int, Any]:
+        """Return the uploads that can be used, by client."""
+        clients = self.agreed.clients
+        upcoming = rnd.number * self.ready.algorithm.exchanges + rnd.exchange + 1
+        parcels: dict[str, Parcel] = {}
+        for client in ids.tolist():
+            facts = {"round": round_facts(rnd), "next": upcoming, "keep": self.checked[clients[client]]}
+            parcel = self._parcel(TRAIN, client, sent, **facts)
+            parcels[clients[client]] = Parcel(parcel.facts, {**parcel.tree, "round": round_tree(rnd)})
+        good = {}
+        for name, reply in self._ask(parcels, rnd.number).items():
+            wrong = "answered about another round" if reply.facts["version"] != upcoming else guard.fault(reply.tree, like)
+            if wrong is not None:
+                self.ledger.note(rnd.number, name, f"upload refused: {wrong}")
+            else:
+                good[name] = reply
+        norms = {name: guard.norm(reply.tree) for name, reply in good.items()}
+        verdicts = zip(norms, guard.absurd(list(norms.values()), self.ledger.norms, self.terms.factor), strict=True)
+        for name, absurd in verdicts:
+            if absurd:
+                self.ledger.note(rnd.number, name, f"upload refused: its norm is {norms[name]:.3g}, far beyond everybody's")
+                del good[name]
+        for name, reply in good.items():
+            self._heard(rnd.number, name, reply)
+            self.ledger.versions[name] = upcoming
+            self.ledger.norms = [*self.ledger.norms, norms[name]][-REMEMBERED:]
+        return {clients.index(name): reply.tree for name, reply in good.items()}
+
+    # -- measuring ---------------------------------------------------------------------------------------------------
+    def _to_all(self, action: str, sent: Sent, number: int) -> dict[str, Parcel]:
+        newcomer = sent.own(None) if self.ready.algorithm.has_downlink else {}
+        parcels = {}
+        for client, name in enumerate(self.agreed.clients):
+            parcel = self._parcel(action, client, sent)
+            parcels[name] = Parcel(parcel.facts, {**parcel.tree, "newcomer": newcomer})
+        return self._ask(parcels, number)
+
+    def _evaluate(self, sent: Sent, number: int) -> tuple[dict[str, Any], Columns]:
+        """Return (measures over the sites that answered, every client's on its test rows: NaN where it did not)."""
+        heard = self._to_all(EVALUATE, sent, number)
+        if not heard:
+            raise TooFewSites(f"round {number}: no site answered to be measured; start the sites, then start again to go on")
+        for name, reply in heard.items():
+            self._heard(number, name, reply)
+        kind, score = self.ready.task.kind, self.ready.task.score
+        final = number + 1 == self.ready.options.rounds
+        late = [f"{metric.name}_{side}" for metric in self.ready.task.measured if metric.late for side in ("personal", "global")]
+        test = {key: values for key, values in self._columns(heard, "test").items() if final or key not in late}
+        out = summarize(kind, _present(test), score)
+        if self.agreed.rows.validation:
+            out |= on_validation(kind, _present(self._columns(heard, "val")), score)
+        return out, test
+
+    def _columns(self, heard: Mapping[str, Parcel], part: str) -> Columns:
+        columns: Columns = {}
+        for place, name in enumerate(self.agreed.clients):
+            for measure, value in (heard[name].facts["scores"][part] if name in heard else {}).items():
+                column = columns.setdefault(measure, np.full(len(self.agreed.clients), np.nan))
+                column[place] = np.nan if value is None else value
+        return columns
+
+    def _say_farewell(self, state: State) -> None:
+        """Give everybody what it predicts with from now on."""
+        rounds = self.ready.options.rounds
+        sent = self.ready.plan.sent_after(state.shared, state.server, rounds, rounds)
+        reached = self._to_all(FINISH, sent, rounds)
+        for name, reply in reached.items():
+            self._heard(rounds, name, reply)
+
+    def _keep_shared(self, state: State, folder: Path) -> None:
+        """Write what a newcomer predicts with; where that depends on its rows, only what is shared."""
+        plan, rounds = self.ready.plan, self.ready.options.rounds
+        sent = plan.sent_after(state.shared, state.server, rounds, rounds)
+        new: Any = {}
+        if tree.leaves(sent.newcomer):
+            with suppress(Exception):  # raised by whatever looks at rows, of which there are none
+                new = labelled(plan.algorithm.init_client(plan.task, sent.newcomer, UNREAD), sent.own(None))
+        nobody = replace(self.ready.federation, names=())
+        trained = self.ready.algorithm, self.ready.task, nobody
+        models.write(folder, trained, self.agreed.model, self.ready.options.plain(), state.shared, {STACKS: {}, "new": new})
+
+    def _summary(self, state: State, clients: Columns) -> dict[str, Any]:
+        ready, records = self.ready, state.records
+        name = ready.task.score.name
+        return {
+            **asked_for(ready),
+            "clients": len(self.agreed.clients),
+            "engine": self.transport.name,
+            "engine_reason": "asked for",
+            "workers": 1,
+            **{key: value for key, value in records[-1].items() if key not in OF_THE_ROUND},
+            f"{name}_global_test": None,  # nobody has everybody's rows
+            "trained_parameters": ready.facts["trained_parameters"],
+            "personal_parameters": None,  # known at the sites
+            "bytes_down": sum(record["bytes_down"] for record in records),
+            "bytes_up": sum(record["bytes_up"] for record in records),
+            "epsilon_max": None,  # every site's own summary has it
+            "epsilon": None,
+            **best(records, ready.task.score),
+            "events": self.ledger.events,
+            "run": self.ledger.run,
+            "notes": [*ready.notes, *ready.facts["notes"], *notes_on(ready.algorithm), *_sentences(self.ledger.events)],
+        }
+
+
+def _sentences(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what went wrong, a sentence for each site."""
+    by_client: dict[str, list[Mapping[str, Any]]] = {}
+    for event in events:
+        by_client.setdefault(event["client"], []).append(event)
+    return [
+        f"{name}: {'once' if len(own) == 1 else f'{len(own)} times'} something went wrong, "
+        f"last in round {own[-1]['round']}: {own[-1]['what']}"
+        for name, own in by_client.items()
+    ]
+
+
+def _mismatch(asked: Mapping[str, Any], said: Mapping[str, Any]) -> str | None:
+    """Return why a reply is not one to what was asked."""
+    if said.get("error"):
+        return f"could not answer: {said['error']}"
+    for what in ("client", "action", "run"):
+        if said.get(what) != asked[what]:
+            return f"answered with {what} {said.get(what)!r} in place of {asked[what]!r}"
+    numbers = {TRAIN: ("base", "version"), EVALUATE: ("base",), FINISH: ("base",), HELLO: ()}[asked["action"]]
+    if not all(isinstance(said.get(key), int) and not isinstance(said.get(key), bool) for key in numbers):
+        return "did not say which version of its state it has"
+    return None
+
+
+def _present(columns: Columns) -> Columns:
+    """Return the columns of the sites that answered."""
+    there = ~np.isnan(columns["rows"])
+    return {name: values[there] for name, values in columns.items()}
+
+
+def _weighted(ready: Prepared, sizes: np.ndarray[Any, np.dtype[np.float64]]) -> Any:
+    if not np.isfinite(sizes).all() or (sizes < 1).any():
+        raise InvalidData("a site says that it has no rows; check its table")
+    return replace(ready.plan, weights=sizes / sizes.sum())

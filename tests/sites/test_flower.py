@@ -1,0 +1,141 @@
+"""Over Flower: real processes on loopback, with TLS and registered keys; the numbers are the loop engine's."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import ExitStack
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import fedtailor as ft
+from fedtailor import tree
+from fedtailor.cli.sites_run import train
+from fedtailor.engine.options import Options
+from fedtailor.errors import InvalidData, SiteRefused
+from fedtailor.runs import checkpoint, models
+from fedtailor.sites import keys
+from fedtailor.sites.house import House, newest_run
+from fedtailor.sites.processes import Member, _free_port, start_server
+from fedtailor.sites.project import Place, create
+from fedtailor.sites.wire import Parcel
+
+pytest.importorskip("flwr", reason="flwr is not installed (fedtailor[flower])")
+
+SITES = ("Aarhus", "Bern")
+SCHEMA = {
+    "label": "y",
+    "classes": ["no", "yes"],
+    "columns": [{"name": "a", "kind": "numeric", "range": [-4, 4]}, {"name": "b", "kind": "numeric", "range": [-4, 4]}],
+}
+
+
+@pytest.mark.filterwarnings("default")  # what another library deprecates inside is its own affair
+def test_a_parcel_survives_flowers_records_with_its_types():
+    from fedtailor.sites.flower import from_records, to_records
+
+    sent = {"a": torch.tensor([True]), "b": {}, "c": torch.zeros((), dtype=torch.float64), "d": torch.arange(6).view(2, 3)}
+    got = from_records(to_records(Parcel({"x": [1, "é"]}, sent)))
+    assert got.facts == {"x": [1, "é"]}
+    assert tree.shapes(got.tree) == tree.shapes(sent)
+    assert (got.tree["d"] == sent["d"]).all()
+    assert got.tree["b"] == {}
+    records = to_records(Parcel({}, sent))
+    del records.array_records["tensors"]["2"]
+    with pytest.raises(InvalidData, match="cannot be read"):
+        from_records(records)
+
+
+@pytest.mark.filterwarnings("default")
+def test_replies_are_taken_from_the_node_that_was_asked_and_silence_has_a_reason(monkeypatch):
+    from fedtailor.sites import flower
+
+    def message(content, dst_node_id, **_):
+        return SimpleNamespace(content=content, metadata=SimpleNamespace(dst_node_id=dst_node_id))
+
+    def reply(number, content, reason=None):
+        about = SimpleNamespace(reply_to_message_id=f"m{number}", src_node_id=number)
+        return SimpleNamespace(
+            content=content, metadata=about, has_error=lambda: reason is not None, error=SimpleNamespace(reason=reason)
+        )
+
+    class Grid:
+        """Node 1 answers, 2 fails, 3 is silent, 4 sends what cannot be read; 5 is not connected."""
+
+        def get_node_ids(self):
+            return [1, 2, 3, 4]
+
+        def push_messages(self, messages):
+            return [f"m{message.metadata.dst_node_id}" for message in messages]
+
+        def pull_messages(self, waiting):
+            broken = flower.to_records(Parcel({}, {}))
+            broken.config_records["pieces"]["text"] = "?"
+            good = flower.to_records(Parcel({"said": 1}, {}))
+            return [reply(1, good), reply(2, None, "no\nroom"), reply(4, broken)]
+
+    monkeypatch.setattr(flower, "Message", message)  # Flower's own belongs to a run
+    names = {"one": 1, "two": 2, "three": 3, "four": 4, "five": 5}
+    asked = {name: Parcel({"action": "train"}, {}) for name in names}
+    replies = flower.Flower(Grid(), names).ask(asked, 1.0)
+    assert replies["one"].facts == {"said": 1}
+    assert replies["two"] == "failed: no room"
+    assert replies["three"] == "did not answer within 1 seconds"
+    assert "cannot be read" in replies["four"]
+    assert replies["five"] == "is not connected"
+
+
+def tables(folder) -> dict[str, object]:
+    draw, out = np.random.default_rng(3), {}
+    for i, name in enumerate(SITES):
+        x = draw.uniform(-3, 3, (40 + i, 2))
+        out[name] = folder / f"{name}.csv"
+        pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": np.where(x.sum(1) > i - 1, "yes", "no")}).to_csv(out[name], index=False)
+    return out
+
+
+def wait_for(look, seconds) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        look()
+        time.sleep(0.5)
+
+
+@pytest.mark.slow
+def test_a_deployment_on_loopback_gives_the_loop_engines_numbers_and_refuses_strangers(tmp_path):
+    options = Options(rounds=2, batch_size=8, dtype="float64", evaluate_every=0)
+    made = create(tmp_path / "net", SITES, SCHEMA, ft.Ditto(lam=0.2), "linear", options, ("127.0.0.1", _free_port()))
+    rooms = {name: House(Place(made.folder / "sites" / name), path) for name, path in tables(tmp_path).items()}
+    with ExitStack() as stack:
+        server = start_server(made, "127.0.0.1")
+        stack.callback(server.stop)
+        for house in rooms.values():
+            stack.callback(Member(house).stop)
+        out = made.folder / "runs" / "1"
+        summary = train(made, out, False, lambda record: None)
+        keys.make_pair(rooms["Bern"].place.folder / "key")  # a key that nobody registered
+        stranger = Member(House(Place(rooms["Bern"].place.folder), rooms["Bern"].data), patience=0.0)
+        stack.callback(stranger.stop)
+        with pytest.raises(SiteRefused, match="does not let Bern in"):
+            wait_for(stranger.look, 60)
+    own = [house.rows for house in rooms.values()]
+    splits = {part: [getattr(rows, part).client(0) for rows in own] for part in ("train", "test", "val")}
+    whole = ft.Federation.from_arrays(**splits, names=SITES, classes=["no", "yes"])
+    one = ft.run(ft.Ditto(lam=0.2), whole, "linear", options.but(engine="loop", workers=1))
+    assert summary["engine"] == "flower"
+    assert summary["events"] == []
+    assert summary["acc_personal"] == pytest.approx(one.summary["acc_personal"], abs=1e-12)
+    assert summary["loss_personal"] == pytest.approx(one.summary["loss_personal"], abs=1e-12)
+    shared = checkpoint.newest(out / "checkpoints").state["shared"]
+    apart = zip(tree.leaves(shared), tree.leaves(one.shared), strict=True)
+    assert max(float((a - b).abs().max()) for a, b in apart) <= 1e-12
+    for name, house in rooms.items():
+        run = newest_run(house.place.folder)
+        assert json.loads((run / "summary.json").read_text())["engine"] == "sites"
+        mine = models.read(run).predict(name, whole.test.client(one.federation.index(name))[0])
+        theirs = one.predict(name, whole.test.client(one.federation.index(name))[0])
+        assert float((mine - theirs).abs().max()) <= 1e-12

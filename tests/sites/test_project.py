@@ -1,0 +1,227 @@
+"""The folders of a network: what a site gets, what it would send, and whom it trusts."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fedtailor as ft
+from fedtailor.cli.app import app
+from fedtailor.engine.options import Options
+from fedtailor.errors import InvalidArgument, SiteRefused
+from fedtailor.local import Private
+from fedtailor.runs import models
+from fedtailor.sites import keys
+from fedtailor.sites.house import House, newest_run
+from fedtailor.sites.local import InProcess
+from fedtailor.sites.processes import check_connection
+from fedtailor.sites.project import Network, Place, create
+from fedtailor.sites.server import Conductor
+
+SITES = ("Aarhus", "Bern", "Cork")
+SCHEMA = {
+    "label": "y",
+    "classes": ["no", "yes"],
+    "columns": [{"name": "a", "kind": "numeric", "range": [-4, 4]}, {"name": "b", "kind": "numeric", "range": [-4, 4]}],
+}
+
+
+def network(tmp_path, method=None, port=8443, **options) -> Network:
+    given = Options.of({"rounds": 3, "batch_size": 8, "evaluate_every": 0, **options})
+    return create(tmp_path / "net", SITES, SCHEMA, method or ft.FedCLUP(lam=0.2), "linear", given, ("127.0.0.1", port))
+
+
+def houses(tmp_path, made: Network) -> dict[str, House]:
+    draw = np.random.default_rng(3)
+    out = {}
+    for i, name in enumerate(SITES):
+        x = draw.uniform(-3, 3, (40 + i, 2))
+        frame = pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": np.where(x.sum(1) > i - 1, "yes", "no")})
+        path = tmp_path / f"{name}.csv"
+        frame.to_csv(path, index=False)
+        out[name] = House(Place(made.folder / "sites" / name), path)
+    return out
+
+
+def test_a_network_from_its_folders_ends_with_a_model_and_scores_at_every_site(tmp_path):
+    made = network(tmp_path, weights="size")
+    rooms = houses(tmp_path, made)
+    transport = InProcess({name: house.site() for name, house in rooms.items()})
+    summary = Conductor(made.agreed, transport, made.folder / "runs" / "1", digest=made.digest).play()
+    assert summary["events"] == []
+    assert newest_run(made.folder) == made.folder / "runs" / "1"
+    mean = []
+    for name, house in rooms.items():
+        run = newest_run(house.place.folder)
+        own = json.loads((run / "summary.json").read_text())
+        mean.append(own["acc_personal"])
+        assert own["clients"] == 1
+        assert models.read(run).clients == [name]
+        done = CliRunner().invoke(app, ["predict", str(run), str(house.data), "--client", name])
+        assert done.exit_code == 0
+        assert len(done.stdout.splitlines()) == len(pd.read_csv(house.data)) + 1
+        assert CliRunner().invoke(app, ["sites", "report", str(house.place.folder)]).exit_code == 0
+        assert name in (run / "report.html").read_text()
+    assert summary["acc_personal"] == pytest.approx(np.mean(mean), abs=1e-12)
+
+
+def test_a_site_refuses_a_server_with_other_terms(tmp_path):
+    made = network(tmp_path)
+    rooms = houses(tmp_path, made)
+    config = made.folder / "config.toml"
+    config.write_text(config.read_text().replace("lam = 0.2", "lam = 0.9"))
+    other = Network(made.folder)
+    transport = InProcess({name: house.site() for name, house in rooms.items()})
+    conductor = Conductor(other.agreed, transport, made.folder / "runs" / "1", digest=other.digest)
+    with pytest.raises(Exception, match="no site answered"):
+        conductor.play()
+    assert "not the one this site agreed to" in conductor.ledger.events[0]["what"]
+
+
+def test_the_paper_lists_everything_that_would_leave(tmp_path):
+    made = network(tmp_path, ft.FedAvg(opt=Private(clip=1.0, noise=2.0)), weights="size")
+    house = houses(tmp_path, made)["Bern"]
+    text = "\n".join(house.paper())
+    assert "delta/weight, float32 of shape (2, 2), 16 bytes" in text
+    assert "the number of its training rows" in text
+    assert "epsilon = " in text
+    assert "no bound" not in text
+
+
+def test_noise_comes_from_the_same_secret_as_long_as_the_site_is_there(tmp_path):
+    made = network(tmp_path, ft.FedAvg(opt=Private(clip=1.0, noise=2.0)))
+    house = houses(tmp_path, made)["Bern"]
+    again = House(house.place, house.data)
+    assert house.ready.secret.hex() == again.ready.secret.hex()
+    assert (house.place.folder / "state" / "noise.key").stat().st_mode & 0o077 == 0
+
+
+def test_two_runs_at_a_site_share_no_noise_but_a_question_asked_again_has_the_same_answer(tmp_path):
+    made = network(tmp_path, ft.FedAvg(steps=1, opt=Private(clip=1.0, noise=2.0)), rounds=1)
+    sites = {name: house.site() for name, house in houses(tmp_path, made).items()}
+    asked = []
+
+    class Overheard(InProcess):
+        def ask(self, parcels, seconds):
+            asked.append(dict(parcels))
+            return super().ask(parcels, seconds)
+
+    for number in ("1", "2"):
+        Conductor(made.agreed, Overheard(sites), made.folder / "runs" / number, digest=made.digest).play()
+    train = [parcels["Bern"] for parcels in asked if parcels["Bern"].facts["action"] == "train"]
+    assert len(train) == 2
+    assert all(torch.equal(train[0].tree["shared"]["model"][k], v) for k, v in train[1].tree["shared"]["model"].items())
+    first, again, other = (sites["Bern"].answer(parcel).tree["delta"]["weight"] for parcel in (train[0], train[0], train[1]))
+    assert torch.equal(first, again)
+    assert float((first - other).abs().min()) > 0  # before: the same noise, and their difference none
+
+
+def test_private_keys_are_for_their_owner_and_stay_apart(tmp_path):
+    made = network(tmp_path)
+    private = [made.folder / "sites" / name / "key" for name in SITES]
+    private += [made.folder / "server" / name for name in (keys.AUTHORITY_KEY, keys.CERTIFICATE_KEY)]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in private)
+    assert len({path.read_bytes() for path in private}) == len(private)
+    assert not list((made.folder / "sites").rglob("*.key"))
+
+
+def test_a_folder_in_use_or_a_name_that_is_a_path_is_refused(tmp_path):
+    network(tmp_path)
+    with pytest.raises(InvalidArgument, match="not empty"):
+        network(tmp_path)
+    with pytest.raises(InvalidArgument, match="name of a site"):
+        create(tmp_path / "n", ("a", "../b"), SCHEMA, ft.FedAvg(), "linear", Options(), ("h", 1))
+    with pytest.raises(InvalidArgument, match="two sites"):
+        create(tmp_path / "n", ("a",), SCHEMA, ft.FedAvg(), "linear", Options(), ("h", 1))
+    assert not (tmp_path / "n").exists()
+
+
+@contextmanager
+def listening(certificates=None):
+    """A server on loopback that shakes hands and no more; without certificates it speaks plainly."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve():
+            connection, _ = listener.accept()
+            with connection:
+                if certificates is None:
+                    connection.recv(100)
+                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                    return
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+                context.load_cert_chain(certificates / keys.CERTIFICATE, certificates / keys.CERTIFICATE_KEY)
+                try:
+                    context.wrap_socket(connection, server_side=True).close()
+                except (ssl.SSLError, OSError):
+                    return
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join(5)
+
+
+def test_a_site_talks_to_the_server_of_its_network_only(tmp_path):
+    made = network(tmp_path)
+    house = houses(tmp_path, made)["Cork"]
+
+    def at(port):
+        config = house.place.folder / "config.toml"
+        lines = [f'address = "127.0.0.1:{port}"' if "address" in line else line for line in config.read_text().splitlines()]
+        config.write_text("\n".join(lines) + "\n")
+        return House(Place(house.place.folder), house.data)
+
+    with listening(made.folder / "server") as port:
+        check_connection(at(port))
+    other = tmp_path / "other"
+    keys.make_certificates(other, "other", ["127.0.0.1"])
+    with listening(other) as port, pytest.raises(SiteRefused, match="not the server of this network"):
+        check_connection(at(port))
+    with listening() as port, pytest.raises(SiteRefused, match="does not speak TLS"):
+        check_connection(at(port))
+    with pytest.raises(SiteRefused, match="cannot be reached"):
+        check_connection(at(port))
+
+
+def test_a_method_of_ones_own_travels_with_the_folder(tmp_path):
+    source = tmp_path / "mine.py"
+    source.write_text(
+        "from dataclasses import dataclass\nimport fedtailor as ft\n"
+        "from fedtailor.algorithms.fedavg import FedAvg\n\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass Mine(FedAvg):\n    pass\n"
+    )
+    from fedtailor.algorithms.settings import make
+
+    made = network(tmp_path, make(f"{source}:Mine", {"lr": 0.3}))
+    source.unlink()
+    place = Place(made.folder / "sites" / "Bern")
+    assert type(place.agreed.algorithm).__name__ == "Mine"
+    assert place.digest == made.digest
+
+
+def test_without_flwr_one_line_names_the_extra(tmp_path):
+    made = network(tmp_path)
+    script = (
+        "import sys, importlib.util as u; find = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if name == 'flwr' else find(name, *a)\n"
+        "sys.modules['flwr'] = None\n"
+        "from fedtailor.cli.app import main\nmain()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, "sites", "server", str(made.folder)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert (
+        done.stderr.strip() == 'fedtailor: sites need the package flwr, which is not installed: pip install "fedtailor[flower]"'
+    )
