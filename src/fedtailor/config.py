@@ -102,7 +102,9 @@ class DataSettings(Checked):
 class Settings(Options, DataSettings):
     """What a run and a comparison have in common: all options of a run, the model, and privacy."""
 
-    model: str = Field("linear", description="A network by name (see: fedtailor list models).")
+    model: str = Field(
+        "linear", description="A network by name (see: fedtailor list models), or a function that makes one: mine.py:net."
+    )
     batch_size: int = Field(32, ge=0, le=LARGEST, description="Rows per step; 0 is all of a client's rows.")
     dp_clip: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="Private (DP-SGD): clip rows' gradients to this norm."
@@ -149,7 +151,9 @@ class Settings(Options, DataSettings):
 class AdviseSettings(AdviceOptions, DataSettings):
     """What advice is asked about: the data, the model, and how a method would be trained."""
 
-    model: str = Field("linear", description="A network by name (see: fedtailor list models).")
+    model: str = Field(
+        "linear", description="A network by name (see: fedtailor list models), or a function that makes one: mine.py:net."
+    )
     batch_size: int = Field(0, ge=0, le=LARGEST, description="Rows per step; 0 is all of a client's rows.")
 
     def options(self) -> AdviceOptions:
@@ -160,7 +164,9 @@ class AdviseSettings(AdviceOptions, DataSettings):
 class SweepSettings(SweepOptions, DataSettings):
     """What is swept: the data, the model, the degrees of personalisation, and how long a run for one of them would be."""
 
-    model: str = Field("linear", description="A network by name (see: fedtailor list models).")
+    model: str = Field(
+        "linear", description="A network by name (see: fedtailor list models), or a function that makes one: mine.py:net."
+    )
     method: str = Field("fedclup", description="The method to sweep; its lam is walked along, which only fedclup's can be.")
     batch_size: int = Field(0, ge=0, le=LARGEST, description="Rows per step; 0 is all of a client's rows.")
 
@@ -172,7 +178,9 @@ class SweepSettings(SweepOptions, DataSettings):
 class PretrainSettings(PretrainOptions, DataSettings):
     """A network trained on all clients' rows, to start from elsewhere."""
 
-    model: str = Field("resnet8", description="A network by name (see: fedtailor list models).")
+    model: str = Field(
+        "resnet8", description="A network by name (see: fedtailor list models), or a function that makes one: mine.py:net."
+    )
 
     def options(self) -> PretrainOptions:
         """What ``pretrain`` takes, beside the data and the model."""

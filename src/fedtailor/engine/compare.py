@@ -21,6 +21,7 @@ from fedtailor.engine.ledger import Ledger
 from fedtailor.engine.options import Options, taking
 from fedtailor.engine.prepare import prepare
 from fedtailor.engine.run import Callback, run
+from fedtailor.engine.setup import named_model
 from fedtailor.errors import Diverged, FedtailorError, InvalidArgument, InvalidData, NothingMeasured
 from fedtailor.runs import config
 from fedtailor.runs.failure import Failure, blameless
@@ -115,6 +116,7 @@ def compare(
         raise InvalidArgument(f"seeds must be a whole number of at least 1, not {seeds!r}")
     asked = Options.of({**(options.plain() if options else {}), **settings})
     grid = tuning.numbers(tune) if isinstance(tune, Mapping) else None
+    model = named_model(model)
     rows, errors = rehearse(named, federation, model, asked)
     if tune:
         tuning.check(list(named.values()), federation, grid)

@@ -176,7 +176,10 @@ class Options(Cohort, Members, Training):
     callbacks: tuple[str, ...] = Field(
         (), description="Functions of your own that are told of every round and may end the run: mine.py:watch."
     )
-    start: str | None = Field(None, description="Warm start: the directory of a finished run, whose shared model is the start.")
+    start: str | None = Field(
+        None,
+        description="Warm start: the directory of a finished run (its shared model), or a file of weights (.safetensors, .pt).",
+    )
     checkpoint_every: int | None = Field(
         None, ge=1, le=LARGEST, description="Rounds between checkpoints (default: by the clock, a twentieth of the time)."
     )
@@ -194,6 +197,16 @@ class Options(Cohort, Members, Training):
         from fedtailor.algorithms.origin import specs_of
 
         return specs_of(value, info.field_name in ("metrics", "callbacks"))
+
+    @field_validator("start", mode="before")
+    @classmethod
+    def _state_by_word(cls, value: Any) -> Any:
+        """A state dict is written as a checksum."""
+        if not isinstance(value, Mapping):
+            return value
+        from fedtailor.engine.start import in_words
+
+        return in_words(value)
 
     @field_validator("class_weights", mode="before")
     @classmethod

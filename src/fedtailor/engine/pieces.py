@@ -1,4 +1,4 @@
-"""The user's own pieces of a task: a loss, weights of the classes, measures, a start.
+"""The user's own pieces of a task: a loss, weights of the classes, measures, a start (``start.py``).
 
 Functions are named by where they are to be found (``mine.py:my_loss``), so that a run directory can say it; one that is in no
 file ties the run to the Python process that has it.
@@ -6,22 +6,19 @@ file ties the run to the Python process that has it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedtailor import tree
 from fedtailor.algorithms import origin
 from fedtailor.data.federation import Federation
 from fedtailor.engine.options import Options
-from fedtailor.errors import InvalidArgument, ModelMismatch, nearest
-from fedtailor.runs.contents import open_contents
-from fedtailor.runs.layout import MODELS
+from fedtailor.engine.start import started
+from fedtailor.errors import InvalidArgument, nearest
 from fedtailor.task import Task
 from fedtailor.task.kinds import KINDS
 from fedtailor.task.scores import ALIASES, AUC, RARE, Metric, Numbers, named
@@ -128,19 +125,3 @@ class _PerClient:
             raise InvalidArgument(
                 f"the metric {self.name} fails on a client's {int(real.sum())} rows ({text}); let it return one number"
             ) from error
-
-
-def started(task: Task, folder: str) -> Task:
-    """Return the task with the shared model of a finished run as its start."""
-    contents = open_contents(Path(folder))
-    contents.require_finished()
-    data = contents.read(f"{MODELS}/shared.safetensors")
-    model = None if data is None else tree.unpack(data).get("model")
-    if not isinstance(model, Mapping):
-        raise InvalidArgument(f"the run in {folder} has no shared model to start from; use a run of another method")
-    want, have = tree.shapes(task.init()), tree.shapes(model)
-    if {name: shape for name, (shape, _) in want.items()} != {name: shape for name, (shape, _) in have.items()}:
-        differs = next(name for name in {**want, **have} if want.get(name, (0,))[0] != have.get(name, (0,))[0])
-        raise ModelMismatch(f"the model of the run in {folder} differs in {differs}; start from a run of the same model")
-    kinds = {name: value.dtype for name, value in task.init().items()}
-    return replace(task, init=lambda: {name: model[name].to(kinds[name], copy=True) for name in kinds})

@@ -5,7 +5,7 @@ Nothing is trained and nothing is written here, and the same arguments give the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from fedtailor.algorithms import origin
 from fedtailor.algorithms.base import Algorithm
 from fedtailor.data import rng, shift
 from fedtailor.data.federation import Federation
@@ -27,7 +28,7 @@ from fedtailor.engine.options import Options
 from fedtailor.engine.pieces import with_pieces
 from fedtailor.engine.prefix import after_prefix
 from fedtailor.engine.private import spent, with_noise
-from fedtailor.engine.setup import DTYPES, build_task, drawn, make_plan, visits_of
+from fedtailor.engine.setup import DTYPES, build_task, drawn, make_plan, named_model, visits_of
 from fedtailor.engine.state import State
 from fedtailor.engine.vectorized import VectorizedEngine
 from fedtailor.engine.watch import Watch
@@ -50,7 +51,7 @@ class Prepared:
     """
 
     asked: Algorithm  # as given, before anything was settled
-    model: str | nn.Module | Task
+    model: str | nn.Module | Task | Callable[..., nn.Module]
     options: Options
     task: Task
     federation: Federation
@@ -68,7 +69,11 @@ class Prepared:
 
     @property
     def model_name(self) -> str:
-        return self.model if isinstance(self.model, str) else type(self.model).__name__
+        if isinstance(self.model, str):
+            return (
+                self.model.rpartition(":")[2] if origin.is_spec(self.model) else self.model
+            )  # a file that was moved is the same
+        return type(self.model).__name__
 
     @property
     def is_secret(self) -> bool:
@@ -135,7 +140,7 @@ class Prepared:
 def prepare(
     algorithm: Algorithm,
     federation: Federation,
-    model: str | nn.Module | Task = "linear",
+    model: str | nn.Module | Task | Callable[..., nn.Module] = "linear",
     options: Options | None = None,
     secret: Secret | None = None,
 ) -> Prepared:
@@ -143,14 +148,14 @@ def prepare(
 
     ``secret`` is where the noise of a private run comes from; None draws a fresh one.
     """
-    options = options or Options()
+    options, model = options or Options(), named_model(model)
     _check(algorithm, federation, options)
     dtype = DTYPES[options.dtype]
     federation = federation.to(dtype).as_task(options.task or federation.kind)
     task = build_task(model, federation, options.seed, dtype, options.bias, options.backbone)
     task = with_pieces(task, federation, options)
     trained, rows, notes = (task, federation, ()) if algorithm.reads_rows else after_prefix(task, federation)
-    ours = isinstance(model, str) and options.loss is None
+    ours = isinstance(model, str) and not origin.is_spec(model) and options.loss is None
     found = [] if ours else findings(trained, rows.train.x, rows.train.y)
     outside = newcomers_of(federation, options.new_clients, options.seed)
     learners = rows if outside is None else rows.take(np.setdiff1d(np.arange(len(rows)), outside))

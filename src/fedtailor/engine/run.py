@@ -40,7 +40,7 @@ Callback = Callable[[dict[str, Any]], None]
 def run(
     algorithm: Algorithm,
     federation: Federation,
-    model: str | nn.Module | Task = "linear",
+    model: str | nn.Module | Task | Callable[..., nn.Module] = "linear",
     options: Options | None = None,
     *,
     out: str | os.PathLike[str] | None = None,
@@ -50,6 +50,8 @@ def run(
 ) -> Run:
     """Train ``algorithm`` on ``federation`` and measure it; the settings below are keyword arguments (or ``options``).
 
+    ``model`` is the name of a network, a module, a task, or a function that makes a module (given those of ``shape``, ``outputs``
+    and ``seed`` that it names, with torch's generator started from the seed).
     ``out`` is the run directory. With ``resume`` a run that was stopped there goes on, and ends bit for bit as if it had never
     stopped; a finished one is read back, or goes on where more ``rounds`` are asked for. ``callback`` is given every round's
     record, to watch; what may end a run is given as ``callbacks`` (``engine/watch.py``). The result does not depend on
@@ -95,7 +97,7 @@ def run(
         if ready.options.shift and "shifted" not in summary:
             summary |= shifted_tests(finished, ready.options.shift)
         if journal is not None and unwritten:
-            models.save(finished, model, ready.options.plain(), journal.folder)
+            models.save(finished, ready.model, ready.options.plain(), journal.folder)
             digests = journal.digests()
             summary["seconds"] = time.perf_counter() - began
             journal.finish(summary, digests)

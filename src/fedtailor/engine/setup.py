@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedtailor import models, tree
+from fedtailor.algorithms import origin
 from fedtailor.algorithms.base import Algorithm
 from fedtailor.data.federation import Federation
 from fedtailor.data.feed import Feed
@@ -20,6 +22,7 @@ from fedtailor.data.secret import Secret
 from fedtailor.engine.base import Ids, Plan
 from fedtailor.engine.private import guarded
 from fedtailor.errors import InvalidArgument
+from fedtailor.models.factory import made_by
 from fedtailor.server.cohort import sample
 from fedtailor.task import Task
 from fedtailor.task.own import plain_module
@@ -28,15 +31,17 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def build_task(
-    model: str | nn.Module | Task,
+    model: str | nn.Module | Task | Callable[..., nn.Module],
     federation: Federation,
     seed: int,
     dtype: torch.dtype,
     bias: bool,
     backbone: str | os.PathLike[str] | None = None,
 ) -> Task:
-    """Return the task for a model (a name, started from the weights ``backbone``; a module; a task), checked against the data."""
-    if backbone is not None and not isinstance(model, str):
+    """Return the task for a model (a name, started from the weights ``backbone``; a module, or a function that makes one; a
+    task), checked against the data."""
+    model = named_model(model)
+    if backbone is not None and (not isinstance(model, str) or origin.is_spec(model)):
         raise InvalidArgument("backbone= is for a network given by name; load the weights into your module instead")
     if isinstance(model, Task):
         if any(t.is_floating_point() and t.dtype != dtype for t in model.held.values()):
@@ -47,7 +52,11 @@ def build_task(
         made = replace(model, init=lambda: tree.map(lambda t: t.to(dtype) if t.is_floating_point() else t, model.init()))
     else:
         notes: tuple[str, ...] = ()
-        if isinstance(model, str):
+        if isinstance(model, str) and origin.is_spec(model):
+            shape = tuple(federation.train.x.shape[1:])
+            made_module = made_by(origin.function_of(model), origin.name_of(model), shape, federation.outputs, seed)
+            module, notes = plain_module(made_module)
+        elif isinstance(model, str):
             shape = tuple(federation.train.x.shape[1:])
             words, sequences = federation.tokens, federation.per_position
             options: dict[str, Any] = {"tokens": words, "per_position": sequences, "backbone": backbone}
@@ -56,7 +65,9 @@ def build_task(
             written, notes = plain_module(model)
             module = copy.deepcopy(written)
         else:
-            raise InvalidArgument(f"model must be a name, a torch.nn.Module or a Task, not {type(model).__name__}")
+            raise InvalidArgument(
+                f"model must be a name, a torch.nn.Module, a function that makes one, or a Task, not {type(model).__name__}"
+            )
         made = Task.from_module(module.to(dtype), federation.kind.loss, classes=federation.labels)
         made = replace(made, notes=(*notes, *made.notes))
     if made.kind != federation.kind:
@@ -70,6 +81,13 @@ def build_task(
     made = replace(made, inputs=federation.train.x[:0].clone(), seed=seed, clients=len(federation))
     made.check_fit(federation.train.x, federation.train.y, federation.labels)
     return made
+
+
+def named_model(model: Any) -> Any:
+    """Return a function that makes modules as words that hold where it is and its fingerprint; other models as they are."""
+    is_factory = callable(model) and not isinstance(model, (nn.Module, Task))
+    is_word = isinstance(model, str) and origin.is_spec(model)
+    return origin.specs_of(model, False) if is_factory or is_word else model
 
 
 def make_plan(

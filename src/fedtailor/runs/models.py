@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedtailor import models as networks
 from fedtailor import tree
+from fedtailor.algorithms import origin
 from fedtailor.algorithms.base import RECEIVED, Algorithm, opened
 from fedtailor.algorithms.settings import build, recall, settings, spec
 from fedtailor.data.federation import Federation
@@ -21,6 +22,7 @@ from fedtailor.data.schema import Schema
 from fedtailor.data.tokens import as_tokens
 from fedtailor.data.vocabulary import Vocabulary
 from fedtailor.errors import BadRun, InvalidArgument, ModelMismatch
+from fedtailor.models.factory import made_by
 from fedtailor.runs import files, onboarded
 from fedtailor.runs.contents import Contents, digest, note_missing_digests, open_contents, readable
 from fedtailor.runs.history import Run
@@ -178,7 +180,7 @@ def _read(contents: Contents) -> Saved:
     written = sum(leaf.numel() for leaf in tree.leaves(trees))
     words = {"tokens": facts.get("tokens", 0), "per_position": facts.get("per_position", False)}
     options = {"seed": facts["seed"], "bias": facts["bias"], **words}
-    network = _network(facts, options, 2 * written + SMALL)
+    network = _network(facts, options, 2 * written + SMALL, folder)
     if "frozen.safetensors" in trees:
         frozen = {name.removeprefix(tree.BUFFER): value for name, value in trees["frozen.safetensors"].items()}
         network.load_state_dict(frozen, strict=False)
@@ -204,9 +206,17 @@ def _read(contents: Contents) -> Saved:
     )
 
 
-def _network(facts: Mapping[str, Any], options: Mapping[str, Any], most: int) -> nn.Module:
-    """Return the network, refused before it takes memory if it has more parameters than ``most``."""
+def _network(facts: Mapping[str, Any], options: Mapping[str, Any], most: int, folder: Path) -> nn.Module:
+    """Return the network, refused before it takes memory if it has more parameters than ``most``; one that a function of the
+    user's made is made again by the same function, which is never one that lies inside the run directory."""
     shape = tuple(facts["shape"])
+    if origin.is_spec(facts["model"]):
+        if "@" not in facts["model"]:
+            raise BadRun(
+                f"{folder} does not say which source {facts['model']} had; the directory was changed by hand: restore it"
+            )
+        factory = origin.function_of(facts["model"], folder)
+        return made_by(factory, origin.name_of(facts["model"]), shape, facts["outputs"], facts["seed"])
     with torch.device("meta"):
         size = sum(
             parameter.numel() for parameter in networks.build(facts["model"], shape, facts["outputs"], **options).parameters()
