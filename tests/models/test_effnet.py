@@ -114,7 +114,7 @@ def test_blocks_prefix_and_groups(net):
     assert torch.equal(h, task.apply(task.init(), x))
     assert task.prefix.layers == ("image", "conv_stem", "bn0", "act0")
     assert "buffer:layers.3.bn2.running_mean" in task.names
-    assert "buffer:layers.3.bn1.running_mean" in task.held
+    assert "buffer:layers.3.bn1.running_mean" in task.frozen
     assert Task.from_module(models.effnet(3, train="head")).prefix.layers[-1] == "pool"
 
 

@@ -55,7 +55,7 @@ def test_the_adapter_set_is_found_by_module():
     assert not any("downsample" in name for name in sizes)
     task = Task.from_module(net)
     assert not any("downsample" in name for name in task.groups["norm"])
-    assert "buffer:layer2.0.downsample.1.running_mean" in task.held
+    assert "buffer:layer2.0.downsample.1.running_mean" in task.frozen
     assert "buffer:layer2.0.bn1.running_mean" in task.init()
     assert task.groups["head"] == ("fc.weight", "fc.bias")
 
@@ -160,7 +160,7 @@ def test_adapter_weights_start_with_a_deviation_of_1e_4():
 def test_group_norm_looks_at_one_row_at_a_time():
     task = Task.from_module(tiny(norm="group", adapters=True))
     x = normal(4, 3, 8, 8)
-    assert not any(name.startswith("buffer:") for name in (*task.names, *task.held))
+    assert not any(name.startswith("buffer:") for name in (*task.names, *task.frozen))
     row_by_row = torch.cat([task.forward(task.init(), {"x": row[None]})[0] for row in x])
     torch.testing.assert_close(task.forward(task.init(), {"x": x})[0], row_by_row, rtol=0, atol=1e-12)
     norms = [m for m in models.resnet(18, 10, norm="group").modules() if isinstance(m, torch.nn.GroupNorm)]

@@ -72,7 +72,7 @@ def test_an_adapter_is_a_bottleneck_with_a_skip():
 
 def test_no_row_sees_another_and_there_is_nothing_to_average_but_weights():
     task, x = Task.from_module(tiny(adapters=True)), normal(4, 3, 8, 8)
-    assert not any(name.startswith("buffer:") for name in (*task.names, *task.held))
+    assert not any(name.startswith("buffer:") for name in (*task.names, *task.frozen))
     row_by_row = torch.cat([task.forward(task.init(), {"x": row[None]})[0] for row in x])
     torch.testing.assert_close(task.forward(task.init(), {"x": x})[0], row_by_row, rtol=0, atol=1e-12)
 

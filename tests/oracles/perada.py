@@ -169,9 +169,9 @@ def rounds(
 
 
 def gradient(function, tree):
-    held = {name: value.clone().requires_grad_() for name, value in tree.items()}
-    slopes = torch.autograd.grad(function(held), list(held.values()))
-    return dict(zip(held, slopes, strict=True))
+    frozen = {name: value.clone().requires_grad_() for name, value in tree.items()}
+    slopes = torch.autograd.grad(function(frozen), list(frozen.values()))
+    return dict(zip(frozen, slopes, strict=True))
 
 
 def _risk(out, y, loss):
@@ -247,7 +247,7 @@ def follow(trial):
         return [PUBLIC[rows[i[i >= 0]]] for i in map(torch.from_numpy, index)]
 
     return rounds(
-        dict(task.held),
+        dict(task.frozen),
         task.init(),
         trial.clients,
         [trial.cohort(t) for t in range(trial.case.rounds)],
@@ -264,7 +264,7 @@ def follow(trial):
 
 def agree(trial, seen, entry):
     close(seen.shared["model"], entry["w"], trial, "shared", seen)
-    frozen = _tree(trial.plan.task.held)
+    frozen = _tree(trial.plan.task.frozen)
     for i, theirs in enumerate(entry["personal"]):
         assert seen.store.born[i] == (theirs is not None), seen.where
         if theirs is not None:

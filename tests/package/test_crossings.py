@@ -208,7 +208,7 @@ def test_flow_on_an_lstm_with_frozen_weights_is_fedavg_where_all_weight_is_on_th
     net = lstm("embedding.weight", "layers.0.weight_ih", "layers.1.bias_hh")
     flow = trained(ft.Flow(lr=0.2, q0=1.0, split="whole"), net, sentences(), engine=engine)
     fedavg = trained(ft.FedAvg(lr=0.2), net, sentences(), weights="size", engine=engine)
-    assert set(flow.task.held) == {"embedding.weight", "layers.0.weight_ih", "layers.1.bias_hh"}
+    assert set(flow.task.frozen) == {"embedding.weight", "layers.0.weight_ih", "layers.1.bias_hh"}
     assert apart(flow.shared["model"], fedavg.shared["model"]) < 1e-12
     moved = trained(ft.Flow(lr=0.2), net, sentences(), engine=engine)
     assert apart(moved.shared["model"], moved.task.init()) > 1e-3

@@ -58,7 +58,7 @@ def leaf_names(branch) -> set[str]:
 def test_the_model_is_what_moves_and_the_rest_is_held_once():
     task = Task.from_module(module())
     assert task.names == MOVING
-    assert set(task.held) == HELD
+    assert set(task.frozen) == HELD
     assert task.groups["norm"] == ("4.weight", "4.bias", "buffer:4.running_mean", "buffer:4.running_var")
     assert task.groups["body"] == tuple(n for n in MOVING if not n.startswith("6."))
     assert next(b.parameters for b in task.blocks) == ()
@@ -135,7 +135,7 @@ def test_a_norm_without_weights_goes_with_the_module_around_it():
     net = nn.Sequential(inner, copy.deepcopy(inner), nn.Linear(4, 2)).double()
     net[0].requires_grad_(False)
     task = Task.from_module(net)
-    assert "buffer:0.1.running_mean" in task.held
+    assert "buffer:0.1.running_mean" in task.frozen
     assert "buffer:1.1.running_mean" in task.names
     _, moved = task.forward(task.init(), {"x": normal(6, 4)})
     assert set(moved) == {"buffer:1.1.running_mean", "buffer:1.1.running_var"}
@@ -299,9 +299,9 @@ def test_the_frozen_part_is_written_once_and_read_back(tmp_path):
     name = "resnet8:adapters,width=4"
     run = ft.run(ft.Ditto(), pictures(), name, rounds=1, batch_size=4, engine="loop", out=tmp_path / "run")
     files = {p.name: tree.unpack(p.read_bytes()) for p in (tmp_path / "run" / "models").glob("*.safetensors")}
-    assert set(files["frozen.safetensors"]) == set(run.task.held)
+    assert set(files["frozen.safetensors"]) == set(run.task.frozen)
     for other in ("shared.safetensors", "personal.safetensors"):
-        assert not leaf_names(files[other]) & set(run.task.held)
+        assert not leaf_names(files[other]) & set(run.task.frozen)
     back = saved.read(tmp_path / "run")
     x = pictures().test.client(1)[0].float()
     assert torch.equal(back.predict("1", x), run.predict(1, x))

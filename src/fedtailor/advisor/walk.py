@@ -196,8 +196,8 @@ class Runner:
         out = np.full(len(val.sizes), np.nan)
         for i, (start, end) in enumerate(itertools.pairwise(val.offsets)):
             real = torch.ones(1, int(end - start), dtype=torch.bool)
-            found = measure(reading.logits[start:end].unsqueeze(0), val.y[start:end].unsqueeze(0), real)
-            out[i] = np.nan if found is None else found[0]
+            score = measure(reading.logits[start:end].unsqueeze(0), val.y[start:end].unsqueeze(0), real)
+            out[i] = np.nan if score is None else score[0]
         return out
 
     def point(self, reading: Reading, number: int, sent: int, reference: Tensor | None) -> Point:

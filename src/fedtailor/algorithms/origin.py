@@ -166,13 +166,13 @@ def specs_of(value: Any, several: bool) -> Any:
 
 def _spec_at(where: str) -> str:
     """The spec, with a fingerprint, of what ``mine.py:name`` names, which may be an object that can be called."""
-    found, (place, name, _) = function_of(where), _parts(where)
+    function, (place, name, _) = function_of(where), _parts(where)
     path = _file_of(place)
     digest = None if path is None else fingerprint(path, name)
     if digest is None:
-        return spec_of(found)
+        return spec_of(function)
     spec = f"{place}:{name}@{digest}"
-    _functions[spec] = found
+    _functions[spec] = function
     return spec
 
 
@@ -194,21 +194,22 @@ def _of_code(function: Callable[..., Any]) -> tuple[str, bool]:
     if code is None and not isinstance(function, type):
         return _of_object(function)
     cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    held = [*cells, *(getattr(function, "__defaults__", None) or ()), *(getattr(function, "__kwdefaults__", None) or {}).values()]
-    plain = [value for value in held if isinstance(value, (bool, int, float, str, bytes))]
+    defaults, by_name = (getattr(function, name, None) for name in ("__defaults__", "__kwdefaults__"))
+    values = [*cells, *(defaults or ()), *(by_name or {}).values()]
+    plain = [value for value in values if isinstance(value, (bool, int, float, str, bytes))]
     parts = [] if code is None else [code.co_code, code.co_names, *(c for c in code.co_consts if not hasattr(c, "co_code"))]
     digest = hashlib.sha256("\n".join(map(repr, [*plain, *parts])).encode()).hexdigest()[:LENGTH]
-    return digest, code is not None and len(plain) == len(held)
+    return digest, code is not None and len(plain) == len(values)
 
 
 def _of_object(thing: Any) -> tuple[str, bool]:
     """The same of an object that can be called: the source of its class and what it holds."""
-    kind, held = type(thing), dict(getattr(thing, "__dict__", {}))
+    kind, values = type(thing), dict(getattr(thing, "__dict__", {}))
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     source = None if file is None else fingerprint(Path(file).resolve(), kind.__name__)
-    plain = {name: value for name, value in held.items() if isinstance(value, (bool, int, float, str, bytes, type(None)))}
+    plain = {name: value for name, value in values.items() if isinstance(value, (bool, int, float, str, bytes, type(None)))}
     digest = hashlib.sha256(repr((kind.__qualname__, source, sorted(plain.items()))).encode()).hexdigest()[:LENGTH]
-    return digest, source is not None and len(plain) == len(held)
+    return digest, source is not None and len(plain) == len(values)
 
 
 def function_of(spec: str, folder: Path | None = None) -> Callable[..., Any]:
@@ -229,12 +230,12 @@ def function_of(spec: str, folder: Path | None = None) -> Callable[..., Any]:
         raise BadRun(f"{spec} lies inside the run directory; code that comes with a run is never executed")
     if wanted and fingerprint(path, name) != wanted:
         raise BadRun(f"the run was made with {spec} and {place} now holds another {name}; restore it, or train anew")
-    found = getattr(_imported(place, path), name, None)
-    if not callable(found):
+    function = getattr(_imported(place, path), name, None)
+    if not callable(function):
         raise InvalidArgument(f"{name!r} in {place} is no function; give one, as in mine.py:my_loss")
     if wanted:
-        _functions[spec] = found
-    return found
+        _functions[spec] = function
+    return function
 
 
 def _parts(spec: str) -> tuple[str, str, str | None]:

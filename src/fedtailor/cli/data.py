@@ -53,7 +53,7 @@ def describe(
 ) -> None:
     """Clients, sizes and label mix, as a picture."""
     from fedtailor.data import describe as pictures
-    from fedtailor.data.tables.given import columns_file
+    from fedtailor.data.tables.agreed import columns_file
     from fedtailor.runs import files
 
     federation = settings.federation()

@@ -114,12 +114,12 @@ def predicted(saved: Saved, table: pd.DataFrame, client: str | None, substitute:
         saved.of(client)  # refuses, naming the clients
     if unknown:
         listing = ", ".join(f"{name}{_looks_like(saved, name)}" for name in unknown[:5]) + (", ..." if len(unknown) > 5 else "")
-        found = saved if saved.has_shared else substitute()
-        if found is None:
+        sharer = saved if saved.has_shared else substitute()
+        if sharer is None:
             raise ModelMismatch(
                 f"no model of {listing}, and {saved.facts['algorithm']} has no shared one; give --client, or train FedAvg"
             )
-        others = found
+        others = sharer
         method = "" if others is saved else f" of {others.facts['algorithm']}"
         say(f"no model of {listing}; the shared model{method} predicts their rows")
     filled = []

@@ -51,8 +51,8 @@ def init(
         looks = tomllib.loads(schema.read_text())
     else:
         looks = written_like(like or Path(), label or "", client)
-    given = {"method": method, "model": model, "rounds": rounds, "set": assignments(set_ or [], "--set")}
-    settings = RunSettings.of(join(read(config) if config else {}, given, {"data": "sites"}))
+    flags = {"method": method, "model": model, "rounds": rounds, "set": assignments(set_ or [], "--set")}
+    settings = RunSettings.of(join(read(config) if config else {}, flags, {"data": "sites"}))
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise InvalidArgument(f"--address must be host:port, not {address!r}")

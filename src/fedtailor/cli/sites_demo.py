@@ -61,7 +61,7 @@ def play(out: Path, data: Path) -> Path:
         victim = names[-1] if number == len(METHODS) - 1 else None
         run = _show(network, tables, victim)
         records[method] = read(run)
-    pages = {next(iter(found.values()))[0].label: next(iter(found.values())) for found in records.values()}
+    pages = {next(iter(record.values()))[0].label: next(iter(record.values())) for record in records.values()}
     return write(pages, out / "report.html", command="fedtailor sites demo")
 
 
@@ -70,8 +70,8 @@ def _show(network: Network, tables: dict[str, Path], victim: str | None) -> Path
     with ExitStack() as stack:
         began = time.monotonic()
 
-        def tell(who: str, what: str) -> None:
-            say(f"{time.monotonic() - began:6.1f} s  {who:>8}  {what}")
+        def tell(who: str, text: str) -> None:
+            say(f"{time.monotonic() - began:6.1f} s  {who:>8}  {text}")
 
         tell("server", f"starts for {network.agreed.algorithm.__class__.__name__}, with TLS and the sites' keys")
         server = start_server(network, "127.0.0.1")
@@ -91,7 +91,7 @@ def _show(network: Network, tables: dict[str, Path], victim: str | None) -> Path
         for name in network.clients:
             begin(name)
 
-        def told(record: dict[str, Any]) -> None:
+        def show(record: dict[str, Any]) -> None:
             away = f"; without {', '.join(record['left_out'])}" if record.get("left_out") else ""
             tell("server", f"round {record['round'] + 1} of {network.agreed.options.rounds}: {record['cohort']} uploads{away}")
             if victim is not None and record["round"] == 0:
@@ -104,7 +104,7 @@ def _show(network: Network, tables: dict[str, Path], victim: str | None) -> Path
                 site.look()
 
         out = next_run(network, resume=False)
-        summary = train(network, out, False, told, look)
+        summary = train(network, out, False, show, look)
         for event in summary["events"]:
             tell("server", f"noted in round {event['round'] + 1}: {event['client']} {event['what']}")
         tell("server", f"personal accuracy {summary['acc_personal']:.3f}, shared {summary['acc_global'] or float('nan'):.3f}")

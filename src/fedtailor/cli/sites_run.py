@@ -31,7 +31,7 @@ def train(
     network: Network,
     out: Path,
     resume: bool,
-    told: Callable[[dict[str, Any]], None],
+    show: Callable[[dict[str, Any]], None],
     look: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Let the server play a run, tell of every round as it ends, and return the summary; ``look`` is called now and then."""
@@ -49,7 +49,7 @@ def train(
         history = out / HISTORY
         rounds = [line for line in _lines(history) if "client" not in line] if history.exists() else []
         for record in rounds[seen:]:
-            told(record)
+            show(record)
         seen = max(seen, len(rounds))
         if time.monotonic() - looked > 5 * LOOK:  # every look starts a process
             state = next((run["status"] for run in runs_of(network) if run["run-id"] == number), f"{ENDED}:lost")

@@ -135,8 +135,8 @@ def resume(
 
     settings = dict(open_contents(where).config)
     if "data" not in settings or "model" not in settings:
-        what = "a federation that no command makes" if "data" not in settings else "a module of one's own"
-        raise InvalidArgument(f"{where} was begun in Python, with {what}; go on there, with ft.run(..., out=..., resume=True)")
+        reason = "a federation that no command makes" if "data" not in settings else "a module of one's own"
+        raise InvalidArgument(f"{where} was begun in Python, with {reason}; go on there, with ft.run(..., out=..., resume=True)")
     with readable(where):
         for method in [settings] if "method" in settings else settings["set"].values():
             recall(method["method"], where)  # refused here unless it is the class that the run was made with

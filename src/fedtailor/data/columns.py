@@ -206,13 +206,13 @@ def _is_categorical(values: pd.Series[Any]) -> bool:
 
 def _settle(subject: Subject, raw: Raw, words: int) -> Raw:
     """Turn text into numbers or dates if all of it is, and leave it as categories if it is mostly words."""
-    found = guess(raw.texts)
-    if found is None:
+    guessed = guess(raw.texts)
+    if guessed is None:
         return raw
-    good = ~np.isnan(found.values)
+    good = ~np.isnan(guessed.values)
     if good.all():
-        style = "" if found.style == "iso" else found.style
-        return Raw(found.kind, np.append(found.values, np.nan)[raw.values], raw.texts if style else (), style)
+        style = "" if guessed.style == "iso" else guessed.style
+        return Raw(guessed.kind, np.append(guessed.values, np.nan)[raw.values], raw.texts if style else (), style)
     present = raw.values[raw.values >= 0]
     if len(good) > words and 2 * int(good[present].sum()) > len(present):
         row = int(np.flatnonzero((raw.values >= 0) & ~np.append(good, True)[raw.values])[0])
@@ -222,7 +222,9 @@ def _settle(subject: Subject, raw: Raw, words: int) -> Raw:
             if subject.droppable and value not in ("True", "False")
             else ""
         )
-        raise subject.refusal(f"holds {STYLES[found.style].content} but {shown(value)} in {subject.where(row)}", f"fix it{mark}")
+        raise subject.refusal(
+            f"holds {STYLES[guessed.style].content} but {shown(value)} in {subject.where(row)}", f"fix it{mark}"
+        )
     return raw
 
 

@@ -65,7 +65,7 @@ def describe(fed: Federation) -> Description:
         "skew": None,
         "skew_by_chance": None,
         "notes": list(fed.notes),
-        "findings": [found._asdict() for found in findings(fed)],
+        "findings": [finding._asdict() for finding in findings(fed)],
     }
     if fed.kind.softmax:
         counts = np.stack([np.bincount(y[y >= 0], minlength=fed.labels) for y in targets])  # -1 is padding
@@ -125,7 +125,7 @@ def sentences(about: Mapping[str, Any]) -> list[str]:
 
 def warnings(about: Mapping[str, Any]) -> list[str]:
     """Return what is worth a look, in sentences."""
-    return [found["sentence"] for found in about["findings"]]
+    return [finding["sentence"] for finding in about["findings"]]
 
 
 def marks(classes: Sequence[str]) -> list[str]:

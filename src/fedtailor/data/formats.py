@@ -85,12 +85,12 @@ def guess(texts: Sequence[str]) -> Guess | None:
     for name, style in STYLES.items():
         if len(texts) > 2 * SAMPLE and np.isnan(style.parse(sample)).all():
             continue  # names and the like: reading all of them in every style takes long
-        found = Guess(name, style.kind, style.parse(texts))
-        good = int((~np.isnan(found.values)).sum())
+        reading = Guess(name, style.kind, style.parse(texts))
+        good = int((~np.isnan(reading.values)).sum())
         if good and good == len(texts):
-            return found
+            return reading
         if good > (0 if best is None else int((~np.isnan(best.values)).sum())):
-            best = found
+            best = reading
     return best
 
 
@@ -145,12 +145,12 @@ def _dated(texts: Sequence[str], pattern: str, year: int, month: int, day: int) 
     """Return texts of a pattern as days since 1970; its groups are numbers, then hour, minute and second."""
     import pandas as pd
 
-    found = _series(texts).str.strip().str.extract(f"^{pattern}$", expand=True)
-    fits = found[0].notna().to_numpy(bool)
-    days = np.full(len(found), np.nan)
+    groups = _series(texts).str.strip().str.extract(f"^{pattern}$", expand=True)
+    fits = groups[0].notna().to_numpy(bool)
+    days = np.full(len(groups), np.nan)
     if not fits.any():
         return days
-    parts = found[fits]
+    parts = groups[fits]
     stamps = pd.to_datetime(
         pd.DataFrame({"year": parts[year].astype(int), "month": parts[month].astype(int), "day": parts[day].astype(int)}),
         errors="coerce",

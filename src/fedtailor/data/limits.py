@@ -32,9 +32,9 @@ def allowance(path: Path) -> int:
 
 def too_large(path: Path, size: int | None = None) -> InvalidData:
     """Return the error for a file that unpacks to more than it may."""
-    what = "more" if size is None else f"{size:,} bytes, more"
+    amount = "more" if size is None else f"{size:,} bytes, more"
     return InvalidData(
-        f"{str(path)!r} unpacks to {what} than the {allowance(path):,} bytes that a file of its size may; if you trust it, set "
+        f"{str(path)!r} unpacks to {amount} than the {allowance(path):,} bytes that a file of its size may; if you trust it, set "
         f"{VARIABLE} to a larger number of bytes"
     )
 

@@ -34,11 +34,11 @@ def without_marks(values: pd.Series[Any], marks: Collection[str]) -> tuple[pd.Se
         return _without_numbers(values, marks)
     if not (types.is_object_dtype(values.dtype) or types.is_string_dtype(values.dtype) or _is_categorical(values)):
         return values, {}
-    found = _holding(values, {padded for mark in marks for padded in (mark, f" {mark}", f"{mark} ")})
-    if not found.any():
+    marked = _holding(values, {padded for mark in marks for padded in (mark, f" {mark}", f"{mark} ")})
+    if not marked.any():
         return values, {}
-    counts = {str(mark): int(count) for mark, count in values[found].astype(str).str.strip().value_counts().items()}
-    emptied = values.mask(found)
+    counts = {str(mark): int(count) for mark, count in values[marked].astype(str).str.strip().value_counts().items()}
+    emptied = values.mask(marked)
     if _is_categorical(values):
         return emptied, counts
     try:
@@ -77,10 +77,10 @@ def _without_numbers(values: pd.Series[Any], marks: Collection[str]) -> tuple[pd
         number = _number(mark)
         if number is None:
             continue
-        found = (values == number).to_numpy(bool, na_value=False)
-        if found.any():
-            counts[mark] = int(found.sum())
-            out = out.mask(found)
+        marked = (values == number).to_numpy(bool, na_value=False)
+        if marked.any():
+            counts[mark] = int(marked.sum())
+            out = out.mask(marked)
     return out, counts
 
 

@@ -49,15 +49,15 @@ def _reads_total(kind: type[Any]) -> bool:
     queue = [value for base in ours for value in vars(base).values()]
     seen: set[int] = set()
     while queue:
-        found = inspect.unwrap(getattr(queue[0], "__func__", None) or getattr(queue[0], "fget", None) or queue[0])
+        function = inspect.unwrap(getattr(queue[0], "__func__", None) or getattr(queue[0], "fget", None) or queue[0])
         queue.pop(0)
-        if not isinstance(found, FunctionType) or id(found) in seen:
+        if not isinstance(function, FunctionType) or id(function) in seen:
             continue
-        seen.add(id(found))
-        names = _names(found.__code__)
+        seen.add(id(function))
+        names = _names(function.__code__)
         if FIELD in names:
             return True
-        queue += [found.__globals__[name] for name in names if name in found.__globals__]
+        queue += [function.__globals__[name] for name in names if name in function.__globals__]
     return False
 
 

@@ -65,11 +65,11 @@ def on_union(engine: Engine, shared: Any, store: Store, seed: int, also: Split |
     rows, ids = _sampled(plan, len(test.y), seed, "union", (most or UNION_PREDICTIONS) // each)
     x, y = test.x[rows], test.y[rows]
     shown = {metric.name: metric for metric in (plan.task.kind.score, plan.task.score)}
-    found: dict[str, list[NDArray[np.float64]]] = {name: [] for name in shown}
+    scores: dict[str, list[NDArray[np.float64]]] = {name: [] for name in shown}
     for _, logits in engine.on_common(shared, ids, store, x):
         for name, metric in shown.items():
-            found[name].append(accuracy_on(plan.task, logits, y, metric))
-    out = {f"{name}_global_test": float(np.concatenate(parts).mean()) for name, parts in found.items()}
+            scores[name].append(accuracy_on(plan.task, logits, y, metric))
+    out = {f"{name}_global_test": float(np.concatenate(parts).mean()) for name, parts in scores.items()}
     known = {key: None if np.isnan(value) else value for key, value in out.items()}
     return {**known, "union_rows": len(rows), "union_clients": len(ids)}
 
@@ -91,9 +91,9 @@ def on_all_rows(engine: Engine, shared: Any, store: Store) -> dict[str, Any]:
     for side in ("personal", "global"):
         for metric in metrics if parts[side] else ():
             assert metric.clients is not None
-            found = metric.clients(torch.cat(parts[side]).unsqueeze(0), y, torch.ones(1, y.shape[1], dtype=torch.bool))
-            if found is not None:
-                out[f"{metric.name}_rows_{side}"] = None if np.isnan(found[0]) else float(found[0])
+            score = metric.clients(torch.cat(parts[side]).unsqueeze(0), y, torch.ones(1, y.shape[1], dtype=torch.bool))
+            if score is not None:
+                out[f"{metric.name}_rows_{side}"] = None if np.isnan(score[0]) else float(score[0])
     return out
 
 
@@ -135,10 +135,10 @@ def _numbers(parts: Sequence[Tensor]) -> NDArray[np.float64]:
     return torch.cat(list(parts)).double().numpy()
 
 
-def _sampled(plan: Plan, count: int, seed: int, what: str, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _sampled(plan: Plan, count: int, seed: int, purpose: str, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(rows, clients): all, or a seeded sample where there are too many clients or more than ``most`` pairs."""
     rows, ids = np.arange(count), np.arange(len(plan.federation))
-    draw = rng.generator(seed, what)
+    draw = rng.generator(seed, purpose)
     if len(ids) > UNION_CLIENTS:
         ids = np.sort(plan.federation.order[draw.choice(len(ids), UNION_CLIENTS, replace=False)])
     each = max(1, most // len(ids))
@@ -176,17 +176,18 @@ def on_shifted(run: Run, spec: str, seed: int = 0) -> dict[str, Any]:
     if engine.plan.task is not run.task:
         test = replace(test, x=through(run.task, test.x))
     if spec != shift.CIFAR10_1:
-        name, found = run.task.score.name, summarize(run.task.kind, _columns(engine, run.sent, run.store, test), run.task.score)
-        own = {key: found[key] for key in (f"{name}_personal", f"{name}_global")}
+        score = run.task.score
+        measured = summarize(run.task.kind, _columns(engine, run.sent, run.store, test), score)
+        own = {key: measured[key] for key in (f"{score.name}_personal", f"{score.name}_global")}
     return {**own, **on_union(engine, run.sent, run.store, seed, test, SHIFT_PREDICTIONS)}
 
 
 def shifted_tests(run: Run, specs: Sequence[str]) -> dict[str, Any]:
     """Every shift by name, and the personal models on the union of the corrupted tests, mean over the shifts."""
-    found = {spec: on_shifted(run, spec) for spec in specs}
+    shifted = {spec: on_shifted(run, spec) for spec in specs}
     key = f"{run.task.score.name}_global_test"
-    mean = float(np.mean([measured[key] for measured in found.values()]))
-    return {key.replace("global", "shifted"): mean, "shifted": found}
+    mean = float(np.mean([measured[key] for measured in shifted.values()]))
+    return {key.replace("global", "shifted"): mean, "shifted": shifted}
 
 
 def personal_trees(engine: Engine, shared: Any, store: Store) -> list[Any]:
@@ -206,7 +207,7 @@ def meet_newcomers(plan: Plan, sent: Sent, rounds: int) -> tuple[dict[str, Any],
     engine = LoopEngine(plan, workers=1)
     for exchange in range(plan.algorithm.exchanges):
         engine.round(sent.to_newcomers(), ids, plan.round(rounds, rounds, ids, exchange), store, nothing)
-    found, _ = evaluate(engine, sent.to_newcomers(), store)
+    measured, _ = evaluate(engine, sent.to_newcomers(), store)
     name = plan.task.score.name
     keep = (f"{name}_personal", f"{name}_global", "share_benefit", "worst_decile")
-    return {"new_clients": len(ids), **{f"new_{k}": found[k] for k in keep}}, (engine, store)
+    return {"new_clients": len(ids), **{f"new_{k}": measured[k] for k in keep}}, (engine, store)

@@ -42,21 +42,21 @@ class Finding:
 def findings(task: Task, x: Tensor, y: Tensor) -> list[Finding]:
     """Return what a task breaks of the package's promises, tried on a few of these rows; one that is refused ends the search."""
     tried = _Trial(task, {"x": x[:ROWS], "y": y[:ROWS], "key": torch.tensor(7)})
-    found: list[Finding] = []
+    problems: list[Finding] = []
     for look in (_losses, _buffers, _outside, _memory, _draws, _evaluation, _padding, _stacking, _tied):
         if (one := look(tried)) is not None:
-            found.append(one)
+            problems.append(one)
             if one.refused:
                 break
-    return found
+    return problems
 
 
-def refuse(found: list[Finding]) -> str | None:
+def refuse(problems: list[Finding]) -> str | None:
     """Raise for what no engine gets right; return why only the loop engine will do, or None."""
-    for one in found:
+    for one in problems:
         if one.refused:
             raise InvalidArgument(one.words)
-    return next((one.words for one in found if one.loop_only), None)
+    return next((one.words for one in problems if one.loop_only), None)
 
 
 class _Trial:
@@ -78,8 +78,8 @@ class _Trial:
         self.moved = [name for name, was, now in zip(GENERATORS, before, _generators(), strict=True) if was != now]
 
     def gradient(self, batch: Mapping[str, Tensor]) -> Grads:
-        found = plain(self.source)(tree.leaves(self.model), batch)
-        return [torch.zeros_like(p) if g is None else g for g, p in zip(found, tree.leaves(self.model), strict=True)]
+        grads = plain(self.source)(tree.leaves(self.model), batch)
+        return [torch.zeros_like(p) if g is None else g for g, p in zip(grads, tree.leaves(self.model), strict=True)]
 
     def _counts(self) -> list[tuple[str, Tensor]]:
         """The buffers that are no part of a model: whole numbers."""
@@ -178,12 +178,12 @@ def _draws(trial: _Trial) -> Finding | None:
 @torch.no_grad()
 def _evaluation(trial: _Trial) -> Finding | None:
     task, x, before = trial.task, trial.batch["x"], torch.get_rng_state()
-    alone = task.apply(trial.model, x)
+    outputs = task.apply(trial.model, x)
     drawn = not torch.equal(torch.get_rng_state(), before)
     torch.set_rng_state(before)
     if drawn:
         return Finding("randomness", "the module draws random numbers also when it predicts", loop_only=True)
-    if _same([task.apply(trial.model, trial.padded()["x"])[: len(x)]], [alone]):
+    if _same([task.apply(trial.model, trial.padded()["x"])[: len(x)]], [outputs]):
         return None
     return Finding("rows apart", "what the module predicts for a row depends on the rows beside it", loop_only=True)
 

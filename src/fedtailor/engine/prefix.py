@@ -71,7 +71,7 @@ def _key(task: Task) -> str:
     """Return a key for what the outputs depend on beside the rows."""
     assert task.prefix is not None
     starts = tuple(f"{start}{path}." if path else "" for path in task.prefix.layers for start in ("", BUFFER))
-    weights = {name: value for name, value in task.held.items() if name.startswith(starts)}
+    weights = {name: value for name, value in task.frozen.items() if name.startswith(starts)}
     return f"{task.prefix.apply} {hashlib.sha256(tree.pack(weights)).hexdigest()}"
 
 

@@ -156,7 +156,7 @@ def prepare(
     task = with_pieces(task, federation, options)
     trained, rows, notes = (task, federation, ()) if algorithm.reads_rows else after_prefix(task, federation)
     ours = isinstance(model, str) and not origin.is_spec(model) and options.loss is None
-    found = [] if ours else findings(trained, rows.train.x, rows.train.y)
+    problems = [] if ours else findings(trained, rows.train.x, rows.train.y)
     outside = newcomers_of(federation, options.new_clients, options.seed)
     learners = rows if outside is None else rows.take(np.setdiff1d(np.arange(len(rows)), outside))
     size = options.size(len(learners))
@@ -178,7 +178,9 @@ def prepare(
     trains = plan(settled, learners)
     check_crowd(trains)
     notes = (*task.notes, *notes)
-    return Prepared(algorithm, model, options, task, federation, trains, newcomers, size, constants, notes, secret, refuse(found))
+    return Prepared(
+        algorithm, model, options, task, federation, trains, newcomers, size, constants, notes, secret, refuse(problems)
+    )
 
 
 def _attendance(algorithm: Algorithm, learners: Federation, options: Options) -> Attendance | None:

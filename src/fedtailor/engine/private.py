@@ -189,8 +189,8 @@ def with_noise(algorithm: Algorithm, plan: Plan, visits: NDArray[np.int64]) -> A
 
 
 def deltas(plan: Plan) -> list[float]:
-    given = plan.algorithm.opt.delta  # type: ignore[attr-defined]
-    return [delta_of(rows) if given is None else given for rows in plan.federation.train.sizes.tolist()]
+    asked = plan.algorithm.opt.delta  # type: ignore[attr-defined]
+    return [delta_of(rows) if asked is None else asked for rows in plan.federation.train.sizes.tolist()]
 
 
 def not_counted(federation: Federation) -> list[str]:
@@ -216,14 +216,14 @@ def spent(plan: Plan, visits: NDArray[np.int64]) -> dict[str, Any]:
     opt = plan.algorithm.opt.privacy
     assert opt is not None
     owners, delta = [client for client, _ in parts(plan)], deltas(plan)
-    found = [0.0] * len(delta)
+    largest = [0.0] * len(delta)
     each = epsilons(spends(plan, visits), opt.multiplier, [delta[client] for client in owners], opt.accountant)
     for client, value in zip(owners, each, strict=True):  # a row is in one part
-        found[client] = max(found[client], value)
-    bounded = all(map(math.isfinite, found))
+        largest[client] = max(largest[client], value)
+    bounded = all(map(math.isfinite, largest))
     return {
-        "epsilon_max": max(found) if bounded else None,
-        "epsilon": float(np.mean(found)) if bounded else None,
+        "epsilon_max": max(largest) if bounded else None,
+        "epsilon": float(np.mean(largest)) if bounded else None,
         "delta": max(delta),
         "noise": opt.multiplier,
         "clip": opt.clip if math.isfinite(opt.clip) else None,

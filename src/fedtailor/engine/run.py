@@ -172,7 +172,7 @@ def _judge_anew(ready: Prepared, engine: Engine, state: State, diary: Diary) -> 
     state.sent = ready.plan.sent_after(state.shared, state.server, number + 1, rounds)
     measured, judged = evaluate(engine, state.sent, state.store)
     record = state.records[-1] = {key: value for key, value in state.records[-1].items() if key not in measured}
-    is_kept = state.kept is not None and state.kept.round == number
+    is_kept = state.snapshot is not None and state.snapshot.round == number
     if is_kept or ready.is_judged(number + 1):
         more, judged = evaluate(engine, state.sent, state.store, bool(ready.watch()))
         record |= more
@@ -216,6 +216,6 @@ def _journal(ready: Prepared, shared: Any, out: Path, resume: bool, lengthen: Ca
     same = {"model": ready.model_name, **ready.options.identity(), "backbone": config.content(asked["backbone"])}
     if isinstance(asked["cohort"], str):
         same["cohort"] = config.content(asked["cohort"])  # a table that was moved is the same
-    identity = config.identity(ready.asked, ready.federation, shared, same, ready.task.held)
+    identity = config.identity(ready.asked, ready.federation, shared, same, ready.task.frozen)
     described = config.describe(ready.asked, ready.federation, ready.model, asked)
     return Journal(out, described, identity, resume, asked["checkpoint_every"], lengthen)

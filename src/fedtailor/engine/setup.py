@@ -44,8 +44,8 @@ def build_task(
     if backbone is not None and (not isinstance(model, str) or origin.is_spec(model)):
         raise InvalidArgument("backbone= is for a network given by name; load the weights into your module instead")
     if isinstance(model, Task):
-        if any(t.is_floating_point() and t.dtype != dtype for t in model.held.values()):
-            have, name = (str(t).removeprefix("torch.") for t in (next(iter(model.held.values())).dtype, dtype))
+        if any(t.is_floating_point() and t.dtype != dtype for t in model.frozen.values()):
+            have, name = (str(t).removeprefix("torch.") for t in (next(iter(model.frozen.values())).dtype, dtype))
             raise InvalidArgument(
                 f"the task's frozen part is {have} and the run {name}; pass dtype={have!r}, or the module itself"
             )

@@ -11,7 +11,7 @@ from fedtailor.runs.store import Store
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class Snapshot:
     """The state after an earlier round, with which the run is to end."""
 
     round: int
@@ -32,7 +32,7 @@ class State:
     store: Store
     records: list[dict[str, Any]] = field(default_factory=list)
     sent: Any = None  # what the server would send now (``Sent``); ``play_on`` keeps it
-    kept: Kept | None = None
+    snapshot: Snapshot | None = None
 
     @property
     def stopped(self) -> str | None:
@@ -42,24 +42,24 @@ class State:
     @property
     def reported(self) -> int:
         """The number of the round whose state the run ends with."""
-        return len(self.records) - 1 if self.kept is None else self.kept.round
+        return len(self.records) - 1 if self.snapshot is None else self.snapshot.round
 
     def keep(self) -> None:
         """Remember the state of the last round, to end with it."""
-        self.kept = Kept(len(self.records) - 1, self.shared, self.server, self.store.dump())
+        self.snapshot = Snapshot(len(self.records) - 1, self.shared, self.server, self.store.dump())
 
     def go_back(self) -> None:
         """Take the state that was kept, if one was."""
-        if self.kept is not None:
-            self.shared, self.server, self.store = self.kept.shared, self.kept.server, Store(self.store.clients)
-            self.store.fill(self.kept.store)
+        if self.snapshot is not None:
+            self.shared, self.server, self.store = self.snapshot.shared, self.snapshot.server, Store(self.store.clients)
+            self.store.fill(self.snapshot.store)
 
     def dump(self) -> Any:
         out = {"shared": self.shared, "server": self.server, "store": self.store.dump()}
-        return out if self.kept is None else {**out, "kept": self.kept.dump()}
+        return out if self.snapshot is None else {**out, "kept": self.snapshot.dump()}
 
     def restore(self, dumped: Any, records: list[dict[str, Any]]) -> None:
         self.shared, self.server, self.records = dumped["shared"], dumped["server"], list(records)
         self.store.fill(dumped["store"])
-        if (kept := dumped.get("kept")) is not None:
-            self.kept = Kept(int(kept["round"]), kept["shared"], kept["server"], kept["store"])
+        if (snapshot := dumped.get("kept")) is not None:
+            self.snapshot = Snapshot(int(snapshot["round"]), snapshot["shared"], snapshot["server"], snapshot["store"])

@@ -71,9 +71,9 @@ def summarise(ready: Prepared, engine: Engine, why: str, state: State, clients: 
 
 def _ended(ready: Prepared, state: State) -> dict[str, Any]:
     """Return how the run ended, where a callback had a say in it."""
-    kept = {} if state.kept is None else {"kept_round": state.kept.round}
+    snapshot = {} if state.snapshot is None else {"kept_round": state.snapshot.round}
     stopped = {} if state.stopped is None else {"rounds": len(state.records), "stopped": state.stopped}
-    return {**kept, **stopped}
+    return {**snapshot, **stopped}
 
 
 def _notes_on_end(ready: Prepared, state: State) -> list[str]:
@@ -84,8 +84,8 @@ def _notes_on_end(ready: Prepared, state: State) -> list[str]:
             notes.append(
                 f"epsilon is that of all {ready.options.rounds} rounds, an upper bound on what the rounds played have spent"
             )
-    if state.kept is not None and state.kept.round < len(state.records) - 1:
-        notes.append(f"models and measures are those of round {state.kept.round} (counted from 0), which was kept")
+    if state.snapshot is not None and state.snapshot.round < len(state.records) - 1:
+        notes.append(f"models and measures are those of round {state.snapshot.round} (counted from 0), which was kept")
     return notes
 
 

@@ -61,7 +61,7 @@ class Moment:
         return self._engine, self._state
 
 
-Told = Callable[[Moment], Any]
+Callback = Callable[[Moment], Any]
 
 
 @dataclass
@@ -88,12 +88,12 @@ class Watch:
 
     def __init__(self, options: Options, score: Metric) -> None:
         self.rounds = options.rounds
-        self.callbacks: list[tuple[str, Told]] = []
+        self.callbacks: list[tuple[str, Callback]] = []
         if options.patience is not None:
             self.callbacks.append(("patience", Patience(options.patience, score)))
         for spec in options.callbacks:
-            found = origin.function_of(spec)
-            self.callbacks.append((origin.name_of(spec), found() if isinstance(found, type) else found))
+            callback = origin.function_of(spec)
+            self.callbacks.append((origin.name_of(spec), callback() if isinstance(callback, type) else callback))
 
     def __bool__(self) -> bool:
         return bool(self.callbacks)
@@ -116,7 +116,7 @@ class Watch:
         return reasons[0] if reasons else None
 
 
-def _answer(name: str, callback: Told, now: Moment) -> Any:
+def _answer(name: str, callback: Callback, now: Moment) -> Any:
     try:
         answer = callback(now)
     except (FedtailorError, KeyboardInterrupt):

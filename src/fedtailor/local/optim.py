@@ -79,10 +79,10 @@ class Optimizer(ABC):
         """
         lr = self.lr(step) if callable(self.lr) else self.lr
         moved = []
-        for param, found, memory, is_buffer, rate in zip(params, grads, state, buffers, rates, strict=True):
+        for param, gradient, memory, is_buffer, rate in zip(params, grads, state, buffers, rates, strict=True):
             if not rate:
                 continue
-            grad = torch.zeros_like(param) if found is None else found
+            grad = torch.zeros_like(param) if gradient is None else gradient
             if is_buffer:
                 param.sub_(grad)
                 continue
@@ -99,10 +99,10 @@ class Optimizer(ABC):
 
 def _project_(params: Sequence[Tensor], radius: float, stacked: bool) -> None:
     axis = 1 if stacked else 0
-    found = [p.clone() for p in params] if torch.is_grad_enabled() else params  # a derivative needs them as they were
-    squares = sum(p.square().flatten(axis).sum(-1) if p.dim() > axis else p.square() for p in found)
+    unprojected = [p.clone() for p in params] if torch.is_grad_enabled() else params  # a derivative needs them as they were
+    squares = sum(p.square().flatten(axis).sum(-1) if p.dim() > axis else p.square() for p in unprojected)
     shrink = (radius / torch.as_tensor(squares).sqrt().clamp(min=radius)).clamp(max=1.0)
-    for p, before in zip(params, found, strict=True):
+    for p, before in zip(params, unprojected, strict=True):
         factor = shrink.view(-1, *[1] * (p.dim() - 1)) if stacked else shrink
         p.mul_(factor) if before is p else p.copy_(before * factor)
 

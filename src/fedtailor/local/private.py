@@ -173,11 +173,11 @@ def _clipped_sums(
         return [torch.zeros_like(leaf) if moves else None for leaf, moves in zip(leaves, moving, strict=True)]
     if task is not None and (task.clipped is not None or not stacked):
         names = [path for path, moves in zip(paths, moving, strict=True) if moves]
-        found = task.clipped_rows({k: leaf.detach() for k, leaf in params.items()}, batch, clip, names)
-        if found is not None:
-            zero = {k: leaf for k, leaf in params.items() if k in names and k not in found}
+        clipped = task.clipped_rows({k: leaf.detach() for k, leaf in params.items()}, batch, clip, names)
+        if clipped is not None:
+            zero = {k: leaf for k, leaf in params.items() if k in names and k not in clipped}
             return [
-                None if not moves else torch.zeros_like(zero[path]) if path in zero else found[path]
+                None if not moves else torch.zeros_like(zero[path]) if path in zero else clipped[path]
                 for path, moves in zip(paths, moving, strict=True)
             ]
     inside = {name: batch[name] for name in ("x", "y", "mask", "key") if name in batch}
@@ -208,14 +208,14 @@ def _by_row(
     several = max(1, at_once // max(1, sum(leaf.numel() for leaf in own)))
     for start in range(0, rows, several):
         part = slice(start, min(start + several, rows))
-        found = vmap(func_grad(loss), in_dims=(None, 0, 0, 0), randomness="different")(
+        grads = vmap(func_grad(loss), in_dims=(None, 0, 0, 0), randomness="different")(
             own, batch["x"][part], batch["y"][part], torch.arange(part.start, part.stop)
         )
-        squares = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in found]).sum(0)  # a number has no axis
+        squares = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in grads]).sum(0)  # a number has no axis
         factor = shrink(squares.sqrt(), clip)
         if "mask" in batch:
             factor = factor * batch["mask"][part]
-        total = [t + torch.tensordot(factor, g, 1) for t, g in zip(total, found, strict=True)]
+        total = [t + torch.tensordot(factor, g, 1) for t, g in zip(total, grads, strict=True)]
     return tuple(total)
 
 

@@ -60,6 +60,6 @@ def accuracy_on(task: Task, logits: Tensor, y: Tensor, score: Metric | None = No
     targets = y.unsqueeze(0).expand(logits.shape[0], *y.shape)
     real = scored(task, targets)
     if score is not None and score.clients is not None:
-        found = score.clients(logits, targets, real)
-        return np.full(len(logits), np.nan) if found is None else found
+        scores = score.clients(logits, targets, real)
+        return np.full(len(logits), np.nan) if scores is None else scores
     return ((task.kind.hits(logits, targets) * real).flatten(1).sum(1) / real.flatten(1).sum(1)).numpy()

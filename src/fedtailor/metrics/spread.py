@@ -48,9 +48,9 @@ def summarize(kind: str, clients: Columns, score: Metric | None = None) -> dict[
 
 def on_validation(kind: str, clients: Columns, score: Metric) -> dict[str, Any]:
     """What a summary says of validation rows: the kind's score, the one that was asked for, and the loss, which settles ties."""
-    found = summarize(kind, clients, score)
+    measured = summarize(kind, clients, score)
     names = dict.fromkeys((kind_of(kind).score.name, score.name, "loss"))
-    return {f"val_{key}": found.get(key) for name in names for key in (f"{name}_personal", f"{name}_global")}
+    return {f"val_{key}": measured.get(key) for name in names for key in (f"{name}_personal", f"{name}_global")}
 
 
 def share_better(score: Metric, clients: Columns) -> float | None:

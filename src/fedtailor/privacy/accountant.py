@@ -62,11 +62,11 @@ def epsilons(clients: Sequence[Sequence[Spend]], noise: float, deltas: Sequence[
     kinds = [gathered(spends) for spends in clients]
     if len(set(kinds)) > DISTINCT:
         kinds = [gathered([Spend(_up(s.q), math.ceil(_up(s.steps)), s.releases) for s in kind]) for kind in kinds]
-    found: dict[tuple[Spends, float], float] = {}
+    epsilons: dict[tuple[Spends, float], float] = {}
     for kind in dict.fromkeys(kinds):
         wanted = {delta for k, delta in zip(kinds, deltas, strict=True) if k == kind}
-        found |= {(kind, delta): value for delta, value in _at(kind, noise, tuple(sorted(wanted)), accountant).items()}
-    return [found[kind, delta] for kind, delta in zip(kinds, deltas, strict=True)]
+        epsilons |= {(kind, delta): value for delta, value in _at(kind, noise, tuple(sorted(wanted)), accountant).items()}
+    return [epsilons[kind, delta] for kind, delta in zip(kinds, deltas, strict=True)]
 
 
 def noise_for(target: float, clients: Sequence[Sequence[Spend]], deltas: Sequence[float], accountant: str = "prv") -> float:

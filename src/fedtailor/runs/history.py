@@ -178,7 +178,7 @@ class Run:
                 fits = torch.allclose(self.task.apply(model, x), self._answer(state, x, raw=True))
         if not fits:
             raise ModelMismatch(f"no single model gives {self.summary['algorithm']}'s predictions there; use predict or personal")
-        return {**model, **{name: value.clone() for name, value in self.task.held.items()}}
+        return {**model, **{name: value.clone() for name, value in self.task.frozen.items()}}
 
     def state_dict(self, client: int | str | None = None) -> dict[str, Tensor]:
         """Return ``model`` with torch's names, for ``module.load_state_dict(..., strict=False)``: integer buffers stay behind."""

@@ -105,7 +105,7 @@ class Saved:
                 whole = torch.allclose(self.task.apply(model, like), self.predict(client, rows))
         if not whole:
             raise ModelMismatch(f"{self.facts['algorithm']} does not predict with a single model; use predict")
-        return {name.removeprefix(tree.BUFFER): value.contiguous() for name, value in {**self.task.held, **model}.items()}
+        return {name.removeprefix(tree.BUFFER): value.contiguous() for name, value in {**self.task.frozen, **model}.items()}
 
 
 def save(run: Run, model: Any, options: Mapping[str, Any], folder: Path) -> None:
@@ -126,8 +126,8 @@ def write(
     """Write ``models/`` from its trees: ``personal`` as ``stacked`` gives it, with a newcomer's as ``new``."""
     algorithm, task, federation = trained
     packed = {"shared.safetensors": tree.pack(shared), "personal.safetensors": tree.pack(personal)}
-    if task.held:  # once for everyone
-        packed["frozen.safetensors"] = tree.pack(task.held)
+    if task.frozen:  # once for everyone
+        packed["frozen.safetensors"] = tree.pack(task.frozen)
     for name, data in packed.items():
         files.write(folder / MODELS / name, data)
     schema = federation.schema

@@ -128,18 +128,18 @@ class Agreed:
         if len(own) != 1 or own.names[0] not in self.clients:
             raise InvalidData(f"a site holds the rows of one of the clients agreed on, {', '.join(self.clients)}")
         self.check_rows(own)
-        alone = self.options.but(cohort=1.0, new_clients=0.0)
-        ready = prepare(self.settled, own, self.model, alone, secret)
+        options = self.options.but(cohort=1.0, new_clients=0.0)
+        ready = prepare(self.settled, own, self.model, options, secret)
         task = replace(ready.plan.task, clients=len(self.clients))
         return replace(ready, plan=replace(ready.plan, task=task))
 
     def check_rows(self, own: Federation) -> None:
         """Refuse rows that are not of the form agreed on."""
         have = Rows.of(own)
-        for what in ("shape", "kind", "labels", "outputs", "validation"):
-            mine, theirs = getattr(have, what), getattr(self.rows, what)
+        for fact in ("shape", "kind", "labels", "outputs", "validation"):
+            mine, theirs = getattr(have, fact), getattr(self.rows, fact)
             if mine != theirs:
-                raise InvalidData(f"the rows of {own.names[0]} have {what} {mine}, but {theirs} was agreed on; check the schema")
+                raise InvalidData(f"the rows of {own.names[0]} have {fact} {mine}, but {theirs} was agreed on; check the schema")
 
     def upload_like(self, ready: Prepared, exchange: int = 0) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Return the name, shape and type of everything in an upload, found by trying the method on rows that are nobody's."""

@@ -120,9 +120,9 @@ def lead(grid: Grid, context: Context) -> None:
 
 def _answer(message: Message, context: Context) -> Message:
     """Let the site answer; each message is a process of its own, so all that lasts is on disk."""
-    given: Mapping[str, Any] = context.node_config
-    key = given.get("key")
-    house = House(Place(Path(str(given["site"]))), Path(str(given["data"])), Path(str(key)) if key else None)
+    settings: Mapping[str, Any] = context.node_config
+    key = settings.get("key")
+    house = House(Place(Path(str(settings["site"]))), Path(str(settings["data"])), Path(str(key)) if key else None)
     return Message(to_records(house.site().answer(from_records(message.content))), reply_to=message)
 
 

@@ -124,7 +124,7 @@ class House:
         record = {"round": rounds - 1, "cohort": 1, "bytes_down": 0, "bytes_up": 0, "seconds": 0.0, **measured}
         state.records.append(record)
         described = config.describe(ready.asked, ready.federation, ready.model, options)
-        identity = config.identity(ready.asked, ready.federation, sent.shared, ready.options.identity(), ready.task.held)
+        identity = config.identity(ready.asked, ready.federation, sent.shared, ready.options.identity(), ready.task.frozen)
         journal = Journal(folder, described, identity, True, 1)
         try:
             journal.record(record, ready.plan.federation.names, judged, True)

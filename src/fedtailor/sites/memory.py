@@ -40,8 +40,8 @@ class Memory:
         """Return the versions that are there and whole, oldest first."""
         folder = self._run(run)
         names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-        found = sorted(int(match[1]) for name in names if (match := NAME.fullmatch(name)))
-        return [version for version in found if self._read(run, version) is not None]
+        versions = sorted(int(match[1]) for name in names if (match := NAME.fullmatch(name)))
+        return [version for version in versions if self._read(run, version) is not None]
 
     def keep(self, run: str, version: int, personal: Any) -> None:
         """Write a state, whole or not at all."""

@@ -78,10 +78,10 @@ def tool(name: str) -> str:
     """Return the path of one of Flower's commands, that of our own environment first."""
     need_flower()
     beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
+    path = str(beside) if beside.exists() else shutil.which(name)
+    if path is None:
         raise InvalidArgument(f'the command {name} is not there: pip install "fedtailor[flower]"')
-    return found
+    return path
 
 
 def _environment(home: Path, **more: str) -> dict[str, str]:
@@ -182,8 +182,8 @@ def _flwr(network: Network, words: Sequence[str]) -> dict[str, Any]:
 def start_run(network: Network, out: str, resume: bool) -> str:
     """Submit the run and return its number."""
     words = ["run", str(network.folder.absolute() / APP), LINK]
-    given = f'out="{out}" resume={"true" if resume else "false"}'
-    return str(_flwr(network, [*words, "--run-config", given])["run-id"])
+    settings = f'out="{out}" resume={"true" if resume else "false"}'
+    return str(_flwr(network, [*words, "--run-config", settings])["run-id"])
 
 
 def runs_of(network: Network) -> list[dict[str, Any]]:
@@ -199,8 +199,8 @@ def stop_run(network: Network, number: str) -> None:
 def nodes_online(network: Network) -> dict[str, str]:
     """Return by site whether it is connected, as the server sees it."""
     nodes: Mapping[int, str] = {node: name for name, node in nodes_of(network.folder).items()}
-    found = _flwr(network, ["supernode", "list", LINK]).get("nodes", [])
-    states = {nodes.get(int(entry["node-id"])): str(entry.get("status", "unknown")) for entry in found}
+    listed = _flwr(network, ["supernode", "list", LINK]).get("nodes", [])
+    states = {nodes.get(int(entry["node-id"])): str(entry.get("status", "unknown")) for entry in listed}
     return {name: states.get(name, "unknown") for name in nodes.values()}
 
 
@@ -237,12 +237,12 @@ def start_site(house: House) -> Started:
     """Start the SuperNode of a site, whose table and connection are checked first."""
     check_connection(house)
     folder, (host, port) = house.place.folder.absolute(), house.place.address
-    given = {"site": str(folder), "data": str(house.data.absolute())}
+    settings = {"site": str(folder), "data": str(house.data.absolute())}
     if house.key is not None:
-        given["key"] = str(house.key.absolute())
+        settings["key"] = str(house.key.absolute())
     command = [tool("flower-supernode"), "--superlink", f"{host}:{port}", "--root-certificates", str(folder / keys.AUTHORITY)]
     command += ["--auth-supernode-private-key", str(folder / KEY), "--host", "127.0.0.1", "--port", str(_free_port())]
-    command += ["--node-config", " ".join(f"{name}={json.dumps(value)}" for name, value in given.items())]
+    command += ["--node-config", " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())]
     return _start(command, folder / "flower", folder / "site.log")
 
 

@@ -53,10 +53,10 @@ class Network:
             raise InvalidArgument(f"{path} cannot be read ({error}); correct it") from None
 
     def _table(self, name: str) -> dict[str, Any]:
-        found = self.values.get(name)
-        if not isinstance(found, Mapping):
+        table = self.values.get(name)
+        if not isinstance(table, Mapping):
             raise InvalidArgument(f"{self.folder / CONFIG} has no table [{name}]; restore it from a copy")
-        return dict(found)
+        return dict(table)
 
     @property
     def name(self) -> str:
@@ -76,12 +76,12 @@ class Network:
 
     @property
     def terms(self) -> Terms:
-        given = self._table("terms")
+        terms = self._table("terms")
         try:
-            return Terms(**given)
+            return Terms(**terms)
         except TypeError:
             known = ", ".join(Terms.__dataclass_fields__)
-            raise InvalidArgument(f"{self.folder / CONFIG}: [terms] may hold {known}, not {', '.join(given)}") from None
+            raise InvalidArgument(f"{self.folder / CONFIG}: [terms] may hold {known}, not {', '.join(terms)}") from None
 
     @cached_property
     def table(self) -> AgreedTable:

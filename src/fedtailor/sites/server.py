@@ -90,8 +90,8 @@ class Ledger:
     def facts(self) -> dict[str, Any]:
         return {"run": self.run, "versions": self.versions, "events": self.events, "norms": self.norms}
 
-    def note(self, number: int, client: str, what: str) -> None:
-        self.events.append({"round": number, "client": client, "what": what})
+    def note(self, number: int, client: str, text: str) -> None:
+        self.events.append({"round": number, "client": client, "what": text})
 
 
 @dataclass(eq=False)
@@ -116,12 +116,12 @@ class Conductor:
             if earlier is not None:
                 state.restore(earlier.checkpoint.state, earlier.records)
                 began -= earlier.seconds
-            kept = {} if earlier is None else earlier.checkpoint.facts
+            facts = {} if earlier is None else earlier.checkpoint.facts
             self.ledger = Ledger(
-                kept.get("run") or secrets.token_hex(8),
-                dict(kept.get("versions") or dict.fromkeys(self.agreed.clients, BORN)),
-                list(kept.get("events") or ()),
-                list(kept.get("norms") or ()),
+                facts.get("run") or secrets.token_hex(8),
+                dict(facts.get("versions") or dict.fromkeys(self.agreed.clients, BORN)),
+                list(facts.get("events") or ()),
+                list(facts.get("norms") or ()),
             )
             self.checked = dict(self.ledger.versions)  # as of the last checkpoint, from which a restart goes on
             self._greet(len(state.records))
@@ -141,20 +141,20 @@ class Conductor:
     def _journal(self, state: State, resume: bool) -> Journal:
         ready, asked = self.ready, self.ready.options.plain()
         same = {"model": ready.model_name, **ready.options.identity()}
-        identity = config.identity(ready.asked, ready.federation, state.shared, same, ready.task.held)
+        identity = config.identity(ready.asked, ready.federation, state.shared, same, ready.task.frozen)
         described = config.describe(ready.asked, ready.federation, ready.model, asked)
         return Journal(self.out, described, identity, resume, 1)
 
     # -- talking -----------------------------------------------------------------------------------------------------
-    def _told(self, action: str, name: str) -> dict[str, Any]:
+    def _head(self, action: str, name: str) -> dict[str, Any]:
         known = {"run": self.ledger.run, "version": self.ledger.versions[name], "agreed": self.digest}
         return {"action": action, "client": name, **known}
 
     def _parcel(self, action: str, client: int, sent: Sent, **facts: Any) -> Parcel:
         name = self.agreed.clients[client]
-        told = self._told(action, name)
+        head = self._head(action, name)
         own = sent.own_of(client) if self.ready.algorithm.has_downlink else {}
-        return Parcel({**told, **facts}, {"shared": sent.shared, "own": own})
+        return Parcel({**head, **facts}, {"shared": sent.shared, "own": own})
 
     def _ask(self, parcels: Mapping[str, Parcel], number: int) -> dict[str, Parcel]:
         """Return the replies that belong to what was asked; why others do not is noted."""
@@ -173,12 +173,12 @@ class Conductor:
         """Note where a site's state is not the one that the server builds on."""
         base, expected = reply.facts["base"], self.ledger.versions[name]
         if base != expected:
-            what = "lost its personal state and began anew" if base == BORN else "went back to an older personal state"
-            self.ledger.note(number, name, f"{what} (version {base}, not {expected})")
+            change = "lost its personal state and began anew" if base == BORN else "went back to an older personal state"
+            self.ledger.note(number, name, f"{change} (version {base}, not {expected})")
 
     def _greet(self, number: int) -> None:
         """Learn who is there; where clients weigh as many rows as they have, how many that is."""
-        parcels = {name: Parcel(self._told(HELLO, name), {}) for name in self.agreed.clients}
+        parcels = {name: Parcel(self._head(HELLO, name), {}) for name in self.agreed.clients}
         heard = self._ask(parcels, number)
         if not heard:
             raise TooFewSites("no site answered; start the sites (fedtailor sites client) and look at their logs")
@@ -384,9 +384,9 @@ def _mismatch(asked: Mapping[str, Any], said: Mapping[str, Any]) -> str | None:
     """Return why a reply is not one to what was asked."""
     if said.get("error"):
         return f"could not answer: {said['error']}"
-    for what in ("client", "action", "run"):
-        if said.get(what) != asked[what]:
-            return f"answered with {what} {said.get(what)!r} in place of {asked[what]!r}"
+    for fact in ("client", "action", "run"):
+        if said.get(fact) != asked[fact]:
+            return f"answered with {fact} {said.get(fact)!r} in place of {asked[fact]!r}"
     numbers = {TRAIN: ("base", "version"), EVALUATE: ("base",), FINISH: ("base",), HELLO: ()}[asked["action"]]
     if not all(isinstance(said.get(key), int) and not isinstance(said.get(key), bool) for key in numbers):
         return "did not say which version of its state it has"

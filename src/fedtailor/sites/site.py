@@ -79,10 +79,10 @@ class Site:
         return {"base": base, "version": facts["next"]}, upload
 
     def _check(self, upload: Any, personal: Any) -> None:
-        for what, branch in (("upload", upload), ("personal state", personal)):
+        for part, branch in (("upload", upload), ("personal state", personal)):
             for path, leaf in tree.items(branch):
                 if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
-                    raise InvalidData(f"training diverged at {self.name}: {path} of its {what} is not finite; use a smaller lr")
+                    raise InvalidData(f"training diverged at {self.name}: {path} of its {part} is not finite; use a smaller lr")
 
     def _evaluate(self, asked: Parcel) -> tuple[dict[str, Any], Any]:
         base, personal = self.memory.recall(asked.facts["run"], asked.facts["version"])
@@ -97,8 +97,8 @@ class Site:
         x, y = split.client(0)
         own, common, _ = answer(plan, (sent["shared"], sent["newcomer"]), 0, sent["own"], personal, x, True, False)
         mask = torch.ones(1, len(y), dtype=torch.bool)
-        found = measure(plan.task, own[None], None if common is None else common[None], y[None], mask)
-        return {name: None if np.isnan(values[0]) else float(values[0]) for name, values in found.items()}
+        measured = measure(plan.task, own[None], None if common is None else common[None], y[None], mask)
+        return {name: None if np.isnan(values[0]) else float(values[0]) for name, values in measured.items()}
 
     def _finish(self, asked: Parcel) -> tuple[dict[str, Any], Any]:
         """Keep what the client predicts with from now on."""

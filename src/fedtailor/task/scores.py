@@ -118,8 +118,8 @@ def sensitivity(logits: Tensor, y: Tensor, real: Tensor, specificity: float = SP
         return None
     right, wrong, ends = ranked
     allowed = ends & (wrong <= (1 - specificity) * wrong[:, -1:] + 1e-9)
-    found = np.where(allowed, right, 0).max(1)
-    return np.where(wrong[:, -1] > 0, _ratio(found, right[:, -1]), np.nan)
+    caught = np.where(allowed, right, 0).max(1)
+    return np.where(wrong[:, -1] > 0, _ratio(caught, right[:, -1]), np.nan)
 
 
 def _confusion(logits: Tensor, y: Tensor, real: Tensor) -> tuple[Numbers, Numbers, Numbers] | None:

@@ -44,7 +44,7 @@ class Task:
 
     ``apply(model, x)`` predicts in evaluation mode. ``forward(model, batch)`` is the training pass: logits, and the
     buffers as they are after it. A model is what moves: what the module has frozen (``requires_grad=False``, and the statistics
-    of frozen norms) is in ``held``, once for all clients, never sent, and ``prefix`` are the first layers that it alone makes
+    of frozen norms) is in ``frozen``, once for all clients, never sent, and ``prefix`` are the first layers that it alone makes
     up. ``gradient(model, batch)``, where the model has one in closed form, replaces automatic
     differentiation of the risk; it also takes models and batches stacked along a first client axis. A closed form of ours goes
     when the loss it was derived for is replaced.
@@ -62,7 +62,7 @@ class Task:
     kind: Kind = CLASSIFICATION
     forward: Callable[[Model, Batch], tuple[Tensor, Model]] | None = None
     gradient: Callable[[Model, Batch], Model] | None = None
-    held: Mapping[str, Tensor] = field(default_factory=dict)  # the frozen part, which is not in the model
+    frozen: Mapping[str, Tensor] = field(default_factory=dict)  # the frozen part, which is not in the model
     prefix: Prefix | None = None
     channels_last: bool = False  # convolutions run faster on a CPU with their weights in this layout
     unscored: int | None = None  # the class (of unknown words) whose targets count in the loss but not in the accuracy
@@ -260,7 +260,7 @@ def _from_module(
         kind=kind,
         forward=None if form else functions.forward,
         gradient=form.gradient if form else None,
-        held=frozen_tensors,
+        frozen=frozen_tensors,
         channels_last=bool(_own(module, "channels_last", False)),
         row_bytes=int(_own(module, "row_bytes", 0)),
         notes=notes,

@@ -14,6 +14,7 @@ from fedtailor.data.columns import Raw, Table
 from fedtailor.data.federation import Federation
 from fedtailor.data.missing import Marked, marked_note, without_marks
 from fedtailor.data.schema import Features, Schema
+from fedtailor.data.tables.agreed import agreed_classes, agreed_columns, agreed_notes, read_agreed
 from fedtailor.data.tables.alike import settled
 from fedtailor.data.tables.features import (
     by_client,
@@ -24,9 +25,8 @@ from fedtailor.data.tables.features import (
     handle_missing,
     read_features,
 )
-from fedtailor.data.tables.given import given_classes, given_columns, given_notes, read_given
 from fedtailor.data.tables.layout import Layout, lay_out, read_parts
-from fedtailor.data.tables.notes import class_notes, column_notes, given_scale_note, reasons, scale_note, task_note
+from fedtailor.data.tables.notes import agreed_scale_note, class_notes, column_notes, reasons, scale_note, task_note
 from fedtailor.data.tables.options import TableOptions
 from fedtailor.data.tables.target import Target, read_target
 from fedtailor.data.tables.threads import parallel_map
@@ -66,14 +66,14 @@ def build(source: Source, label: str, options: TableOptions) -> Federation:
     table, where = source.table, source.where
     if not table:
         raise InvalidData("the table has no columns; give one with a header")
-    given = None if options.columns is None else read_given(options, label)
+    agreed = None if options.columns is None else read_agreed(options, label)
     used = _feature_columns(table, source.client, label, options)
-    used = used if given is None else [column.name for column in given.columns]
+    used = used if agreed is None else [column.name for column in agreed.columns]
     if not len(table[label]):
         raise InvalidData("the table has no rows; give one with rows")
-    task = options.task if given is None else options.task or given.task
+    task = options.task if agreed is None else options.task or agreed.task
     target = read_target(label, table[label], task, where, options.merge_labels)
-    target = target if given is None else given_classes(given, target, where)
+    target = target if agreed is None else agreed_classes(agreed, target, where)
     owner, notes = settled(source.owner, "client", options.merge_clients)
     marked = {name: counts for name, counts in source.marked.items() if name in {*used, source.client, label}}
     notes += [note for note in (marked_note(marked),) if note]
@@ -82,11 +82,11 @@ def build(source: Source, label: str, options: TableOptions) -> Federation:
     rows = np.flatnonzero(~(owner.missing | target.missing))
     if not len(rows):
         raise InvalidData(f"no row has both a client and the label {shown(label)}; check the two columns")
-    if given is None:
+    if agreed is None:
         raws, left_out = read_features({column: table[column] for column in used}, rows, options, where)
     else:
-        raws, left_out = given_columns(given, table, rows, where), {}
-    rows, missing_notes = handle_missing(raws, rows, options.missing, None if given is None else given.path)
+        raws, left_out = agreed_columns(agreed, table, rows, where), {}
+    rows, missing_notes = handle_missing(raws, rows, options.missing, None if agreed is None else agreed.path)
     notes += missing_notes
     known_part = source.known_part
     if options.split is not None:
@@ -94,11 +94,11 @@ def build(source: Source, label: str, options: TableOptions) -> Federation:
     elif known_part is not None:
         known_part = known_part[rows]
     layout = lay_out(owner, target, rows, known_part, options)
-    columns, constant = fit_columns(raws, layout, options) if given is None else (list(given.columns), {})
+    columns, constant = fit_columns(raws, layout, options) if agreed is None else (list(agreed.columns), {})
     left_out |= constant
     if not columns:
         raise InvalidData(f"no column can be used as a feature ({reasons(left_out) or 'there is none'}); give other columns")
-    y, center, spread = finish_target(label, target, layout, options, None if given is None else given.label_range)
+    y, center, spread = finish_target(label, target, layout, options, None if agreed is None else agreed.label_range)
     moments = client_moments(columns, raws, layout) if options.standardize == "client" else None
     x = encode(columns, [raws[column.name] for column in columns], layout, moments)
     schema = Schema(
@@ -113,13 +113,13 @@ def build(source: Source, label: str, options: TableOptions) -> Federation:
         label_scale=spread,
         marks=options.marks,
         merged_clients=options.merge_clients,
-        public=given is not None,
+        public=agreed is not None,
     )
-    if given is None:
+    if agreed is None:
         notes += [*column_notes(columns, raws, layout, left_out), scale_note(options)]
     else:
         special = [column for column in (source.client, label, options.split) if column]
-        notes += [*given_notes(given, table, raws, layout.rows, special), given_scale_note(options)]
+        notes += [*agreed_notes(agreed, table, raws, layout.rows, special), agreed_scale_note(options)]
     return federation(x, y, target, layout, source.name, schema, source.recipe, task_note(label, target, options), notes)
 
 

@@ -48,8 +48,8 @@ def read_features(table: Table, rows: Ints, options: TableOptions, where: Where)
     return {name: raw for name, raw in read_all.items() if isinstance(raw, Raw)}, left_out
 
 
-def handle_missing(raws: Mapping[str, Raw], rows: Ints, missing: str, given: str | None = None) -> tuple[Ints, list[str]]:
-    """Return the rows that stay, and what a note says; ``given`` is the file that says what fills a column, if there is one."""
+def handle_missing(raws: Mapping[str, Raw], rows: Ints, missing: str, source: str | None = None) -> tuple[Ints, list[str]]:
+    """Return the rows that stay, and what a note says; ``source`` is the file that says what fills a column, if there is one."""
     gaps = {name: take_rows(raw.missing, rows) for name, raw in raws.items()}
     counts = {name: np.count_nonzero(gap) for name, gap in gaps.items() if gap.any()}
     if not counts:
@@ -58,8 +58,8 @@ def handle_missing(raws: Mapping[str, Raw], rows: Ints, missing: str, given: str
     listing += f" and {len(counts) - 8} more columns" if len(counts) > 8 else ""
     if missing == "refuse":
         raise InvalidData(f"values are missing in {listing}; fill them in, use --missing fill or drop, or --drop the columns")
-    if missing == "fill" and given is not None:
-        return rows, [f"Missing values in {listing} were filled as {given} says."]
+    if missing == "fill" and source is not None:
+        return rows, [f"Missing values in {listing} were filled as {source} says."]
     if missing == "fill":
         return rows, [
             f"Missing values in {listing} were filled: numbers with the median of the training rows (and a feature that says "
@@ -191,7 +191,7 @@ def _as_items(rows: Features) -> NDArray[Any]:
 
 
 def finish_target(
-    label: str, target: Target, layout: Layout, options: TableOptions, given: tuple[float, float] | None = None
+    label: str, target: Target, layout: Layout, options: TableOptions, bounds: tuple[float, float] | None = None
 ) -> tuple[NDArray[Any], float, float]:
     """Return the target of every row, sorted by part and client, and the mean and scale it was standardized by: those of the
     training rows, or of the range ``given``."""
@@ -200,8 +200,8 @@ def finish_target(
         return layout.sort(values).astype(np.int64), 0.0, 1.0
     with np.errstate(over="ignore", invalid="ignore"):
         center, spread = 0.0, 1.0
-        if options.standardize_label and given is not None:
-            center, spread = (given[0] + given[1]) / 2, (given[1] - given[0]) / 2
+        if options.standardize_label and bounds is not None:
+            center, spread = (bounds[0] + bounds[1]) / 2, (bounds[1] - bounds[0]) / 2
         elif options.standardize_label:
             center, spread = mean_and_scale(target.values[layout.train])
         y = layout.sort(((values - center) / spread).astype(np.float32))

@@ -27,15 +27,15 @@ def client_of(schema: Schema, frame: pd.DataFrame, client: str | None) -> tuple[
             raise InvalidArgument("whose rows are these? give --client NAME")
         return client, frame
     names = frame[schema.client].map(text, na_action="ignore")
-    found = [name for name in dict.fromkeys(names.dropna()) if name.strip()]
-    if client is None and len(found) == 1:
-        client = found[0]
+    clients = [name for name in dict.fromkeys(names.dropna()) if name.strip()]
+    if client is None and len(clients) == 1:
+        client = clients[0]
     if client is None:
-        have = f"rows of {listed(found)}" if found else f"no name in {shown(schema.client)}"
+        have = f"rows of {listed(clients)}" if clients else f"no name in {shown(schema.client)}"
         raise InvalidArgument(f"the table has {have}; say with --client NAME who is new")
-    if found and client not in found:
-        raise InvalidArgument(f"the table has no row of {shown(client)} but of {listed(found)}; check --client")
-    return client, frame[names == client] if found else frame
+    if clients and client not in clients:
+        raise InvalidArgument(f"the table has no row of {shown(client)} but of {listed(clients)}; check --client")
+    return client, frame[names == client] if clients else frame
 
 
 def read_newcomer(schema: Schema, frame: pd.DataFrame, merge_labels: bool = False) -> tuple[Features, NDArray[Any], list[str]]:
@@ -46,8 +46,8 @@ def read_newcomer(schema: Schema, frame: pd.DataFrame, merge_labels: bool = Fals
     def where(row: int) -> str:
         return row_number(int(numbers[row]))
 
-    given = [mark for mark in schema.marks if mark not in MARKS]  # a class may be called NA
-    values, _ = without_marks(frame[schema.label], given)
+    marks = [mark for mark in schema.marks if mark not in MARKS]  # a class may be called NA
+    values, _ = without_marks(frame[schema.label], marks)
     if kind_of(schema.kind).softmax:
         raw = read_column(schema.label, values, "category", where, droppable=False)
         place = {name: i for i, name in enumerate(schema.classes)}

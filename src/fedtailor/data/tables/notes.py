@@ -105,7 +105,7 @@ def scale_note(options: TableOptions) -> str:
     }[options.standardize]
 
 
-def given_scale_note(options: TableOptions) -> str:
+def agreed_scale_note(options: TableOptions) -> str:
     """Return how columns whose ranges were given are scaled."""
     if options.standardize == "none":
         return "Features are not standardised."

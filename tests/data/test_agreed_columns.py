@@ -12,7 +12,7 @@ import torch
 
 import fedtailor as ft
 from fedtailor import Federation, errors
-from fedtailor.data.tables.given import columns_file
+from fedtailor.data.tables.agreed import columns_file
 from fedtailor.engine.private import not_counted
 from fedtailor.local import Private
 from tests.data.test_tables import feature, said

@@ -35,7 +35,7 @@ HEAD = """\
 
 
 @dataclass(frozen=True)
-class Given:
+class AgreedColumns:
     """The columns of a file: what they become, the ranges of numbers and dates, and the label with its classes or its range."""
 
     path: str
@@ -51,7 +51,7 @@ class Given:
         return "classification" if self.classes else "regression"
 
 
-def read_given(options: TableOptions, label: str) -> Given:
+def read_agreed(options: TableOptions, label: str) -> AgreedColumns:
     """Return the columns of the file ``options.columns``; whatever is wrong with it is one line that names the entry."""
     path = Path(str(options.columns)).expanduser()
     for option in ("features", "drop"):
@@ -66,14 +66,14 @@ def read_given(options: TableOptions, label: str) -> Given:
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidArgument(f"{path} cannot be read as TOML ({one_line(error)}); fix it") from None
     try:
-        return _given(str(path), content, label, options)
+        return _agreed(str(path), content, label, options)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InvalidArgument(
             f"{path} is no file of columns ({one_line(error)}); write one with data describe --save-columns"
         ) from None
 
 
-def _given(path: str, content: Mapping[str, Any], label: str, options: TableOptions) -> Given:
+def _agreed(path: str, content: Mapping[str, Any], label: str, options: TableOptions) -> AgreedColumns:
     if content.get("format") != FORMAT:
         raise InvalidArgument(f"{path} has format {content.get('format')!r} but this fedtailor reads {FORMAT}; write it anew")
     about = content["label"]
@@ -84,7 +84,7 @@ def _given(path: str, content: Mapping[str, Any], label: str, options: TableOpti
     if not entries:
         raise InvalidArgument(f"{path} has no columns; write one with data describe --save-columns")
     ranges = {name: _range(path, name, entry["range"]) for name, entry in entries.items() if "range" in entry}
-    return Given(
+    return AgreedColumns(
         path,
         label,
         tuple(_column(name, entry, ranges.get(name, (0.0, 0.0)), scaled) for name, entry in entries.items()),
@@ -143,51 +143,53 @@ def _plain(value: Any) -> float:
     return float((value - EPOCH).days if isinstance(value, datetime.date) else value)
 
 
-def given_columns(given: Given, table: Table, rows: Ints, where: Where) -> dict[str, Raw]:
+def agreed_columns(agreed: AgreedColumns, table: Table, rows: Ints, where: Where) -> dict[str, Raw]:
     """Return the columns as read, each of the type given; a missing value where no fill is given is refused."""
     raws = {}
-    for column in given.columns:
+    for column in agreed.columns:
         if column.name not in table:
-            raise InvalidData(f"the table has no column {shown(column.name)}, which {given.path} names; add it (it may be empty)")
+            raise InvalidData(
+                f"the table has no column {shown(column.name)}, which {agreed.path} names; add it (it may be empty)"
+            )
         raw = read_column(column.name, table[column.name], column.kind, where, droppable=False, style=column.style)
         check_finite(column.name, raw, rows, where, droppable=False)
-        if column.kind != "category" and column.name not in given.filled and take_rows(raw.missing, rows).any():
-            raise InvalidData(f"values are missing in {shown(column.name)}, of which {given.path} gives no fill; add fill = ...")
+        if column.kind != "category" and column.name not in agreed.filled and take_rows(raw.missing, rows).any():
+            raise InvalidData(f"values are missing in {shown(column.name)}, of which {agreed.path} gives no fill; add fill = ...")
         raws[column.name] = raw
     return raws
 
 
-def given_classes(given: Given, target: Target, where: Where) -> Target:
+def agreed_classes(agreed: AgreedColumns, target: Target, where: Where) -> Target:
     """Return the target with the classes given, in their order; a label that is none of them is refused by row."""
     if not target.kind.softmax:
-        if given.classes:
-            raise InvalidArgument(f"{given.path} gives classes of {shown(given.label)}; use --task classification")
-        if given.label_range is None:
-            raise InvalidArgument(f"{given.path} gives no range of {shown(given.label)}; add range = [low, high] to its label")
-        return replace(target, why=f"{given.path} gives its range")
-    if not given.classes:
-        raise InvalidArgument(f"{given.path} gives no classes of {shown(given.label)}; add classes = [...] to its label")
-    place = {name: i for i, name in enumerate(given.classes)}
+        if agreed.classes:
+            raise InvalidArgument(f"{agreed.path} gives classes of {shown(agreed.label)}; use --task classification")
+        if agreed.label_range is None:
+            raise InvalidArgument(f"{agreed.path} gives no range of {shown(agreed.label)}; add range = [low, high] to its label")
+        return replace(target, why=f"{agreed.path} gives its range")
+    if not agreed.classes:
+        raise InvalidArgument(f"{agreed.path} gives no classes of {shown(agreed.label)}; add classes = [...] to its label")
+    place = {name: i for i, name in enumerate(agreed.classes)}
     strange = [i for i, name in enumerate(target.classes) if name not in place]
     if strange:
         row = int(np.flatnonzero(np.isin(target.values, strange))[0])
         value = shown(target.classes[int(target.values[row])])
         raise InvalidData(
-            f"the label {shown(given.label)} is {value} in {where(row)}, no class of {given.path}; fix it or add it"
+            f"the label {shown(agreed.label)} is {value} in {where(row)}, no class of {agreed.path}; fix it or add it"
         )
     number = np.array([*(place[name] for name in target.classes), -1], target.values.dtype)
     return Target(
-        CLASSIFICATION, number[target.values], target.missing, given.classes, f"{given.path} gives its classes", target.notes
+        CLASSIFICATION, number[target.values], target.missing, agreed.classes, f"{agreed.path} gives its classes", target.notes
     )
 
 
-def given_notes(given: Given, table: Table, raws: Mapping[str, Raw], rows: Ints, known: Sequence[str]) -> list[str]:
+def agreed_notes(agreed: AgreedColumns, table: Table, raws: Mapping[str, Raw], rows: Ints, known: Sequence[str]) -> list[str]:
     """Return what the file did to the table: columns it does not name, values outside its ranges and categories."""
-    width = sum(len(column.names()) for column in given.columns)
-    notes = [f"{len(given.columns)} columns became {width} features, as {given.path} says; nothing was learnt from the rows."]
+    width = sum(len(column.names()) for column in agreed.columns)
+    notes = [f"{len(agreed.columns)} columns became {width} features, as {agreed.path} says; nothing was learnt from the rows."]
     if ignored := [name for name in table if name not in raws and name not in known]:
-        notes.append(f"Columns that {given.path} does not name were left out: {listed(ignored, 10)}.")
-    for column in given.columns:
+        notes.append(f"Columns that {agreed.path} does not name were left out: {listed(ignored, 10)}.")
+    for column in agreed.columns:
         raw = raws[column.name]
         values = take_rows(raw.values, rows)
         if column.kind == "category":
@@ -202,8 +204,8 @@ def given_notes(given: Given, table: Table, raws: Mapping[str, Raw], rows: Ints,
             if MISSING not in column.categories and counts.sum() < len(values):
                 gaps = len(values) - int(counts.sum())
                 notes.append(f"{gaps:,} missing values of {shown(column.name)} are 0 in all its features.")
-        elif column.name in given.ranges:
-            low, high = given.ranges[column.name]
+        elif column.name in agreed.ranges:
+            low, high = agreed.ranges[column.name]
             outside = int(((values < low) | (values > high)).sum())
             notes += [f"{outside:,} values of {shown(column.name)} are outside its range; they are kept."] if outside else []
     return notes
