@@ -38,13 +38,13 @@ def started(task: Task, where: str) -> Task:
     model = _weights(where) if where.startswith(STATE) or where.endswith(FILES) else _shared_model(Path(where))
     source = "the state dict" if where.startswith(STATE) else where
     want = task.init()
-    held = {name.removeprefix(tree.BUFFER): value for name, value in task.held.items()}
+    frozen = {name.removeprefix(tree.BUFFER): value for name, value in task.frozen.items()}
     by_torch_name = {name.removeprefix(tree.BUFFER): name for name in want}
     ours = {by_torch_name.get(name, name): value for name, value in model.items()}
     for name, value in ours.items():
-        if name in held and not torch.equal(value.to(held[name]), held[name]):
+        if name in frozen and not torch.equal(value.to(frozen[name]), frozen[name]):
             raise ModelMismatch(f"{source} holds {name}, which is frozen here with other values; load it into the module instead")
-    ours = {name: value for name, value in ours.items() if name in want or (name not in held and value.is_floating_point())}
+    ours = {name: value for name, value in ours.items() if name in want or (name not in frozen and value.is_floating_point())}
     for name in {**want, **ours}:
         shapes = [tuple(one[name].shape) if name in one else "missing" for one in (want, ours)]
         if shapes[0] != shapes[1]:
