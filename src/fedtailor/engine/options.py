@@ -150,8 +150,10 @@ class Members(Checked):
 class Options(Cohort, Members, Training):
     """The settings of a run."""
 
-    engine: Literal["auto", "loop", "vectorized"] = Field("auto", description="How clients are simulated.")
-    workers: int | None = Field(None, ge=1, le=LARGEST, description="Processes of the loop engine (default: the cores).")
+    engine: Literal["auto", "loop", "vectorized", "flower"] = Field("auto", description="How clients are simulated.")
+    workers: int | None = Field(
+        None, ge=1, le=LARGEST, description="Processes of the loop engine, and of flower's (default: the cores)."
+    )
     worker_timeout: float = Field(
         600.0, gt=0, allow_inf_nan=False, description="Seconds after which a process that neither answers nor computes is stuck."
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,8 @@ from fedtailor.task import Task
 from fedtailor.task.layers import keyed
 from fedtailor.theory.constants import Constants
 from fedtailor.theory.resolve import resolve
+
+ABOVE = {"flower": "fedtailor.sites.simulation"}  # engines in rooms that stand on this one, fetched when asked for
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,6 +134,8 @@ class Prepared:
             name, why = "loop", f"loop: {self.loop_only}"
         if name == "loop":
             return LoopEngine(self.plan, self.options.workers, self.options.worker_timeout), why
+        if name in ABOVE:
+            return import_module(ABOVE[name]).engine(self.plan, self.options), why
         first = drawn(self.plan, self.size, 0)
         first = first if len(first) else np.arange(len(self.plan.federation))
         sent = self.plan.sent_after(state.shared, state.server, 0, self.options.rounds)

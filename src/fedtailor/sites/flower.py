@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import queue
+import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +19,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedtailor.errors import FedtailorError, InvalidData
+from fedtailor.algorithms import origin
+from fedtailor.errors import FedtailorError, InvalidArgument, InvalidData, WorkerDied
 from fedtailor.runs import files
 from fedtailor.sites.house import House
 from fedtailor.sites.names import FAILED, FOLDER, nodes_of
 from fedtailor.sites.project import Network, Place
 from fedtailor.sites.server import Conductor
+from fedtailor.sites.simulation import Clients
 from fedtailor.sites.site import EVALUATE, FINISH, HELLO, TRAIN
 from fedtailor.sites.wire import Parcel
 
@@ -30,6 +38,8 @@ TYPES = {
 }
 TEXT, TENSORS, PIECES = "text", "tensors", "pieces"
 PAUSE = 0.3  # seconds between looks at the replies
+SIMULATED_PAUSE = 0.02  # the same on one machine
+ENDING = 60.0  # seconds in which a simulation must have ended
 GATHER = 60.0  # seconds in which sites may connect before the run begins
 
 
@@ -57,6 +67,8 @@ class Flower:
     grid: Grid
     nodes: Mapping[str, int]
     name: str = "flower"
+    pause: float = PAUSE
+    check: Callable[[], None] = lambda: None  # raises where waiting is in vain
 
     def ask(self, parcels: Mapping[str, Parcel], seconds: float) -> Mapping[str, Parcel | str]:
         """Return every client's reply, or why there is none."""
@@ -74,12 +86,13 @@ class Flower:
         waiting = dict(zip(self.grid.push_messages(messages), names, strict=True)) if messages else {}
         until = time.monotonic() + seconds
         while waiting and time.monotonic() < until:
+            self.check()
             for message in self.grid.pull_messages(list(waiting)):
                 if message.metadata.reply_to_message_id in waiting:
                     name = waiting.pop(message.metadata.reply_to_message_id)
                     replies[name] = self._read(message, name)
             if waiting:
-                time.sleep(PAUSE)
+                time.sleep(self.pause)
         return {**replies, **dict.fromkeys(waiting.values(), f"did not answer within {seconds:g} seconds")}
 
     def _read(self, message: Message, name: str) -> Parcel | str:
@@ -130,3 +143,95 @@ client.train()(_answer)
 client.evaluate()(_answer)
 client.query(HELLO)(_answer)
 client.query(FINISH)(_answer)
+
+
+# -- a simulation on one machine ---------------------------------------------------------------------------------------
+@lru_cache(maxsize=1)
+def _clients(path: Path) -> Clients:
+    """Return the clients that ``Simulation`` wrote, once in every process of Flower's."""
+    import cloudpickle
+
+    return cloudpickle.loads(path.read_bytes())
+
+
+def _simulated(path: Path) -> ClientApp:
+    """Return the app of every simulated client."""
+    app = ClientApp()
+
+    def reply(message: Message, context: Context) -> Message:
+        return Message(to_records(_clients(path).answer(from_records(message.content))), reply_to=message)
+
+    app.train()(reply)
+    app.evaluate()(reply)
+    return app
+
+
+class Simulation:
+    """A transport to clients that Flower simulates, a node for each, in ``workers`` processes; runs until it is closed."""
+
+    def __init__(self, clients: Clients, folder: Path, workers: int) -> None:
+        import cloudpickle
+
+        path = folder / "plan"
+        with by_value(cloudpickle, type(clients.plan.algorithm)):
+            files.write(path, cloudpickle.dumps(clients), files.PRIVATE)
+        self._closed = threading.Event()
+        came: queue.Queue[Grid | BaseException] = queue.Queue()
+        leader = ServerApp()
+
+        @leader.main()
+        def lead(grid: Grid, context: Context) -> None:
+            came.put(grid)
+            self._closed.wait()
+
+        def run() -> None:
+            from flwr.simulation import run_simulation
+
+            quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
+            config: Any = {"init_args": {"num_cpus": workers, **quiet}, "client_resources": {"num_cpus": 1}}
+            try:
+                run_simulation(leader, _simulated(path), len(clients.plan.federation), backend_config=config)
+            except BaseException as error:  # Flower leaves by SystemExit as well
+                came.put(error)
+
+        logging.getLogger("flwr").setLevel(logging.ERROR)
+        self._thread = threading.Thread(target=run, name="flower", daemon=True)
+        self._thread.start()
+        grid = came.get()
+        if isinstance(grid, BaseException):
+            raise InvalidArgument(f"Flower's simulation does not start: {grid}")
+        nodes = self._gather(grid, len(clients.plan.federation))
+        named = dict(zip(clients.plan.federation.names, nodes, strict=True))
+        self._inner = Flower(grid, named, pause=SIMULATED_PAUSE, check=self._check)
+
+    def _gather(self, grid: Grid, count: int) -> list[int]:
+        """Return the nodes, once all are there."""
+        while len(nodes := sorted(grid.get_node_ids())) < count:
+            self._check()
+            time.sleep(SIMULATED_PAUSE)
+        return nodes
+
+    def _check(self) -> None:
+        if not self._thread.is_alive():
+            raise WorkerDied("Flower's simulation ended by itself; run it once more, or use engine='loop'")
+
+    def ask(self, parcels: Mapping[str, Parcel], seconds: float) -> Mapping[str, Parcel | str]:
+        """Return every client's reply, or why there is none."""
+        return self._inner.ask(parcels, seconds)
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join(ENDING)
+
+
+@contextmanager
+def by_value(cloudpickle: Any, kind: type[Any]) -> Iterator[None]:
+    """Write classes of the user's own with their source, since another process may not find their file."""
+    modules = [sys.modules[k.__module__] for k in kind.__mro__ if k.__module__.startswith(origin.LOADED)]
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
