@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
@@ -26,9 +26,11 @@ from fedtailor.sites.house import House
 from fedtailor.sites.names import FAILED, FOLDER, nodes_of
 from fedtailor.sites.project import Network, Place
 from fedtailor.sites.server import Conductor
-from fedtailor.sites.simulation import Clients
 from fedtailor.sites.site import EVALUATE, FINISH, HELLO, TRAIN
 from fedtailor.sites.wire import Parcel
+
+if TYPE_CHECKING:
+    from fedtailor.sites.simulation import Clients
 
 TYPES = {
     TRAIN: MessageType.TRAIN,
