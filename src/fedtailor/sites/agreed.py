@@ -19,6 +19,7 @@ from fedtailor.data.split import Split
 from fedtailor.engine.options import Options
 from fedtailor.engine.prepare import Prepared, prepare
 from fedtailor.errors import InvalidArgument, InvalidData
+from fedtailor.sites.pact import Pact, without_crowd
 from fedtailor.task.kinds import Kind, kind_of
 from fedtailor.theory.resolve import Problem
 
@@ -95,6 +96,7 @@ class Agreed:
     options: Options
     clients: tuple[str, ...]
     rows: Rows
+    pact: Pact | None = None  # where the server may see sums of uploads only
 
     def __post_init__(self) -> None:
         refuse(self)
@@ -121,14 +123,14 @@ class Agreed:
 
     def at_server(self) -> Prepared:
         """Return what the server needs: everything but rows."""
-        return prepare(self.settled, self.rows.pretend(self.clients), self.model, self.options)
+        return prepare(self.settled, self.rows.pretend(self.clients), self.model, without_crowd(self.options))
 
     def at_site(self, own: Federation, secret: Secret | None = None) -> Prepared:
         """Return what a site needs, from its own rows alone."""
         if len(own) != 1 or own.names[0] not in self.clients:
             raise InvalidData(f"a site holds the rows of one of the clients agreed on, {', '.join(self.clients)}")
         self.check_rows(own)
-        options = self.options.but(cohort=1.0, new_clients=0.0)
+        options = without_crowd(self.options).but(cohort=1.0, new_clients=0.0)
         ready = prepare(self.settled, own, self.model, options, secret)
         task = replace(ready.plan.task, clients=len(self.clients))
         return replace(ready, plan=replace(ready.plan, task=task))
@@ -142,7 +144,11 @@ class Agreed:
                 raise InvalidData(f"the rows of {own.names[0]} have {fact} {mine}, but {theirs} was agreed on; check the schema")
 
     def upload_like(self, ready: Prepared, exchange: int = 0) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Return the name, shape and type of everything in an upload, found by trying the method on rows that are nobody's."""
+        """Return the name, shape and type of everything in an upload."""
+        return tree.shapes(self.example_upload(ready, exchange))
+
+    def example_upload(self, ready: Prepared, exchange: int = 0) -> Any:
+        """Return an upload, made by trying the method on the rows at hand: at the server nobody's."""
         plan, ids = ready.plan, np.array([0])
         algorithm, task = plan.algorithm, plan.task
         shared, server = algorithm.init_server(task)
@@ -155,7 +161,7 @@ class Agreed:
             if personal is None:
                 personal = algorithm.init_client(task, received, data)
             upload, personal = algorithm.client_update(task, received, personal, data, rnd)
-        return tree.shapes(upload)
+        return upload
 
 
 def refuse(agreed: Agreed) -> None:
@@ -173,9 +179,9 @@ def refuse(agreed: Agreed) -> None:
     crowd: Mapping[str, Any] = {
         key: value for key, value in options.plain().items() if key.startswith("user_") and value is not None
     }
-    if crowd:
+    if crowd and agreed.pact is None:
         raise InvalidArgument(
-            f"{next(iter(crowd))} hides clients from those who see the model, not from the server; sites refuse it"
+            f"{next(iter(crowd))} hides whole sites, but the server would see their uploads; give secure = true in [terms]"
         )
     if options.new_clients or options.shift:
         raise InvalidArgument("new_clients and shift are for simulations; leave them out")

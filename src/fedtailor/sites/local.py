@@ -11,7 +11,9 @@ import numpy as np
 from fedtailor.data.federation import Federation
 from fedtailor.errors import FedtailorError
 from fedtailor.sites.agreed import Agreed
+from fedtailor.sites.masks import new_signer
 from fedtailor.sites.memory import Memory
+from fedtailor.sites.secure import SUMS, Seat
 from fedtailor.sites.site import Site
 from fedtailor.sites.wire import Parcel
 
@@ -26,10 +28,15 @@ class InProcess:
     @staticmethod
     def of(agreed: Agreed, federation: Federation, folder: Path) -> InProcess:
         """Return a site for every client of a federation, their states below ``folder``."""
-        own = {name: federation.take(np.array([i])) for i, name in enumerate(federation.names)}
-        return InProcess(
-            {name: Site(agreed.at_site(rows), Memory(folder / str(i))) for i, (name, rows) in enumerate(own.items())}
-        )
+        keys = {name: new_signer() for name in federation.names} if agreed.pact is not None else {}
+        peers = {name: public for name, (_, public) in keys.items()}
+        sites = {}
+        for i, name in enumerate(federation.names):
+            rows, memory = federation.take(np.array([i])), Memory(folder / str(i))
+            desk = Memory(folder / str(i) / SUMS)
+            seat = None if agreed.pact is None else Seat(name, agreed.pact, desk, keys[name][0], peers)
+            sites[name] = Site(agreed.at_site(rows), memory, seat=seat)
+        return InProcess(sites)
 
     def ask(self, parcels: Mapping[str, Parcel], seconds: float) -> Mapping[str, Parcel | str]:
         """Return every site's reply."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,11 +35,13 @@ from fedtailor.server import guard
 from fedtailor.server.reduce import Mean, Reduce, named
 from fedtailor.sites.agreed import Agreed
 from fedtailor.sites.memory import BORN
+from fedtailor.sites.pact import check_pact, weighs
 from fedtailor.sites.site import EVALUATE, FINISH, HELLO, TRAIN
+from fedtailor.sites.sums import Exchange
+from fedtailor.sites.terms import Ledger, Terms
 from fedtailor.sites.wire import Parcel, round_facts, round_tree
 
 Columns = dict[str, np.ndarray[Any, np.dtype[np.float64]]]
-ROBUST = ("mean", "median", "trimmed", "krum", "geometric-median")
 REMEMBERED = 50  # norms of accepted uploads that new ones are compared with
 OF_THE_ROUND = ("round", "cohort", "bytes_down", "bytes_up", "seconds", "left_out")
 
@@ -52,46 +54,6 @@ class Transport(Protocol):
 
     def ask(self, parcels: Mapping[str, Parcel], seconds: float) -> Mapping[str, Parcel | str]:
         """Return every client's reply, or, where there is none within ``seconds``, a word that says why."""
-
-
-@dataclass(frozen=True)
-class Terms:
-    """How patient and how strict the server is.
-
-    ``deadline`` is in seconds, for one exchange. With fewer than ``least`` uploads an exchange is asked for again, ``attempts``
-    times in all, after ``pause`` seconds. An upload whose norm is ``factor`` times the median is refused. ``reduce`` is what is
-    done in place of the mean (``server/reduce.py``), where the method takes the mean.
-    """
-
-    deadline: float = 600.0
-    least: int = 1
-    attempts: int = 3
-    pause: float = 2.0
-    factor: float = 100.0
-    reduce: str = "mean"
-
-    def __post_init__(self) -> None:
-        if self.reduce not in ROBUST:
-            raise InvalidArgument(f"reduce must be one of {', '.join(ROBUST)}, not {self.reduce!r}")
-        for name in ("deadline", "least", "attempts", "factor"):
-            if not getattr(self, name) > 0:
-                raise InvalidArgument(f"{name} must be greater than 0, not {getattr(self, name)!r}")
-
-
-@dataclass
-class Ledger:
-    """What the server knows of its sites: the version of each one's state that it builds on, and what went wrong."""
-
-    run: str
-    versions: dict[str, int]
-    events: list[dict[str, Any]] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)
-
-    def facts(self) -> dict[str, Any]:
-        return {"run": self.run, "versions": self.versions, "events": self.events, "norms": self.norms}
-
-    def note(self, number: int, client: str, text: str) -> None:
-        self.events.append({"round": number, "client": client, "what": text})
 
 
 @dataclass(eq=False)
@@ -193,7 +155,9 @@ class Conductor:
     def _train(self, state: State, journal: Journal, began: float) -> Columns:
         ready, plan, rounds = self.ready, self.ready.plan, self.ready.options.rounds
         every = ready.every
-        likes = [self.agreed.upload_like(ready, exchange) for exchange in range(plan.algorithm.exchanges)]
+        likes = [self.agreed.example_upload(ready, exchange) for exchange in range(plan.algorithm.exchanges)]
+        if self.agreed.pact is not None:
+            check_pact(ready, likes)
         state.sent = plan.sent_after(state.shared, state.server, len(state.records), rounds)
         columns: Columns | None = None
         for number in range(len(state.records), rounds):
@@ -226,31 +190,87 @@ class Conductor:
                 self.callback(record)
         return columns if columns is not None else columns_of(journal.contents, rounds - 1, self.agreed.clients)
 
-    def _exchange(self, state: State, rnd: Round, ids: Ids, like: guard.Shapes) -> tuple[Ids, Round]:
+    def _exchange(self, state: State, rnd: Round, ids: Ids, like: Any) -> tuple[Ids, Round]:
         """Let the clients ``ids`` work and the server learn from it; return who took part, and the round as it was."""
         plan = self.ready.plan
         for attempt in range(self.terms.attempts):
             if attempt:
                 time.sleep(self.terms.pause)
-            uploads = self._uploads(plan.sent(state.shared, state.server, rnd), rnd, ids, like)
-            if len(uploads) >= min(self.terms.least, len(ids)):
+            present, upload = self._learn(state, rnd, ids, like)
+            if upload is not None:
                 break
         else:
-            came = f"{len(uploads)} of {len(ids)} sites sent something that can be used, and {self.terms.least} are needed"
+            came = f"{len(present)} of {len(ids)} sites sent something that can be used, and {self._least(ids)} are needed"
             raise TooFewSites(f"round {rnd.number}: {came}; look at events in {self.out}, then start again to go on")
-        present = plan.canonical(np.array(sorted(uploads), np.int64))
         now = plan.round(rnd.number, rnd.rounds, present, rnd.exchange)
-        weights = torch.from_numpy(plan.weights[present])
-        reduce = self._reducer(plan.reducer(state.shared, now))
-        total = reduce.start()
-        for place, client in enumerate(present.tolist()):
-            total = reduce.add(total, lift(uploads[client]), weights[place : place + 1], torch.tensor([place]))
-        upload = reduce.finish(total)
         state.shared, state.server = plan.algorithm.server_update(plan.task, state.shared, state.server, upload, now)
         for path, leaf in tree.items(state.shared):
             if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
                 raise Diverged(rnd.number, ["the server"], f"the shared {path}")
         return present, now
+
+    def _least(self, ids: Ids) -> int:
+        least = min(self.terms.least, len(ids))
+        return least if self.agreed.pact is None else max(least, self.agreed.pact.needed(len(ids)))
+
+    def _learn(self, state: State, rnd: Round, ids: Ids, like: Any) -> tuple[Ids, Any]:
+        """Return (whose uploads arrived, what the server makes of them; None where they are too few)."""
+        plan = self.ready.plan
+        sent = plan.sent(state.shared, state.server, rnd)
+        if self.agreed.pact is not None:
+            return self._learn_sum(sent, rnd, ids, like, plan.reducer(state.shared, rnd))
+        good = self._trained(sent, rnd, ids, tree.shapes(like))
+        present = self._places(good)
+        if len(good) < self._least(ids):
+            return present, None
+        self._accept(rnd, good)
+        now = plan.round(rnd.number, rnd.rounds, present, rnd.exchange)
+        weights = torch.from_numpy(plan.weights[present])
+        reduce = self._reducer(plan.reducer(state.shared, now))
+        total = reduce.start()
+        for place, client in enumerate(present.tolist()):
+            upload = good[self.agreed.clients[client]].tree
+            total = reduce.add(total, lift(upload), weights[place : place + 1], torch.tensor([place]))
+        return present, reduce.finish(total)
+
+    def _learn_sum(self, sent: Sent, rnd: Round, ids: Ids, like: Any, usual: Reduce) -> tuple[Ids, Any]:
+        """The same where only the sum of the uploads may be seen."""
+        pact, session = self.agreed.pact, secrets.token_hex(16)
+        assert pact is not None
+        trained = self._trained(sent, rnd, ids, {}, session=session)
+        exchange = Exchange(
+            pact,
+            self.digest,
+            self.ledger.run,
+            [session, rnd.number, rnd.exchange, self._upcoming(rnd)],
+            lambda parcels: self._ask(parcels, rnd.number),
+            self._head,
+            lambda name, text: self.ledger.note(rnd.number, name, text),
+        )
+        weighted = weighs(usual, self.ready)
+        opened = exchange.total(trained, tree.size(like) + int(weighted))
+        if opened is None:
+            return self._places(trained), None
+        names, total = opened
+        present, mean = self._places(names), pact.mean(total, len(names), like, weighted)
+        size = guard.norm(mean)
+        if guard.absurd([size], self.ledger.norms, self.terms.factor)[0]:
+            everyone = ", ".join(names)
+            self.ledger.note(
+                rnd.number, everyone, f"sum refused: its norm is {size:.3g}, far beyond the others'; whose it is nobody knows"
+            )
+            return present, None
+        self._accept(rnd, {name: trained[name] for name in names})
+        self.ledger.norms = [*self.ledger.norms, size][-REMEMBERED:]
+        return present, mean
+
+    def _places(self, names: Iterable[str]) -> Ids:
+        """Return clients by number, in the order in which uploads are stacked."""
+        return self.ready.plan.canonical(np.array(sorted(map(self.agreed.clients.index, names)), np.int64))
+
+    def _upcoming(self, rnd: Round) -> int:
+        """Return the version of a client's state after this exchange."""
+        return rnd.number * self.ready.algorithm.exchanges + rnd.exchange + 1
 
     def _reducer(self, usual: Reduce) -> Reduce:
         """Return how uploads become one: as the method does, or, where that is the mean, as the terms say."""
@@ -263,13 +283,12 @@ class Conductor:
             )
         return named(self.terms.reduce)
 
-    def _uploads(self, sent: Sent, rnd: Round, ids: Ids, like: guard.Shapes) -> dict[int, Any]:
-        """Return the uploads that can be used, by client."""
-        clients = self.agreed.clients
-        upcoming = rnd.number * self.ready.algorithm.exchanges + rnd.exchange + 1
+    def _trained(self, sent: Sent, rnd: Round, ids: Ids, like: guard.Shapes, **more: Any) -> dict[str, Parcel]:
+        """Return the replies of sites that have trained, with uploads that can be used."""
+        clients, upcoming = self.agreed.clients, self._upcoming(rnd)
         parcels: dict[str, Parcel] = {}
         for client in ids.tolist():
-            facts = {"round": round_facts(rnd), "next": upcoming, "keep": self.checked[clients[client]]}
+            facts = {"round": round_facts(rnd), "next": upcoming, "keep": self.checked[clients[client]], **more}
             parcel = self._parcel(TRAIN, client, sent, **facts)
             parcels[clients[client]] = Parcel(parcel.facts, {**parcel.tree, "round": round_tree(rnd)})
         good = {}
@@ -279,17 +298,23 @@ class Conductor:
                 self.ledger.note(rnd.number, name, f"upload refused: {wrong}")
             else:
                 good[name] = reply
+        if not like:
+            return good
         norms = {name: guard.norm(reply.tree) for name, reply in good.items()}
         verdicts = zip(norms, guard.absurd(list(norms.values()), self.ledger.norms, self.terms.factor), strict=True)
         for name, absurd in verdicts:
             if absurd:
                 self.ledger.note(rnd.number, name, f"upload refused: its norm is {norms[name]:.3g}, far beyond everybody's")
                 del good[name]
+        return good
+
+    def _accept(self, rnd: Round, good: Mapping[str, Parcel]) -> None:
+        """Build on these sites' new states from now on."""
         for name, reply in good.items():
             self._heard(rnd.number, name, reply)
-            self.ledger.versions[name] = upcoming
-            self.ledger.norms = [*self.ledger.norms, norms[name]][-REMEMBERED:]
-        return {clients.index(name): reply.tree for name, reply in good.items()}
+            self.ledger.versions[name] = self._upcoming(rnd)
+            if self.agreed.pact is None:
+                self.ledger.norms = [*self.ledger.norms, guard.norm(reply.tree)][-REMEMBERED:]
 
     # -- measuring ---------------------------------------------------------------------------------------------------
     def _to_all(self, action: str, sent: Sent, number: int) -> dict[str, Parcel]:
@@ -387,7 +412,7 @@ def _mismatch(asked: Mapping[str, Any], said: Mapping[str, Any]) -> str | None:
     for fact in ("client", "action", "run"):
         if said.get(fact) != asked[fact]:
             return f"answered with {fact} {said.get(fact)!r} in place of {asked[fact]!r}"
-    numbers = {TRAIN: ("base", "version"), EVALUATE: ("base",), FINISH: ("base",), HELLO: ()}[asked["action"]]
+    numbers = {TRAIN: ("base", "version"), EVALUATE: ("base",), FINISH: ("base",)}.get(asked["action"], ())
     if not all(isinstance(said.get(key), int) and not isinstance(said.get(key), bool) for key in numbers):
         return "did not say which version of its state it has"
     return None

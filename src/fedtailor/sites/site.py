@@ -20,6 +20,8 @@ from fedtailor.metrics.client import measure
 from fedtailor.runs.checkpoint import digest
 from fedtailor.runs.store import Store
 from fedtailor.sites.memory import BORN, Memory
+from fedtailor.sites.pact import weighs
+from fedtailor.sites.secure import MASK, REVEAL, SHARE, Seat
 from fedtailor.sites.wire import Parcel, round_of
 
 TRAIN, EVALUATE, FINISH, HELLO = "train", "evaluate", "finish", "hello"
@@ -33,6 +35,7 @@ class Site:
     memory: Memory
     digest: str | None = None  # of what this site agreed to
     ends: Callable[[Site, str, Sent, Store], None] | None = None  # what a site does with its model when the run is over
+    seat: Seat | None = None  # where the server may see sums of uploads only
 
     @property
     def name(self) -> str:
@@ -58,7 +61,15 @@ class Site:
         return Parcel({**said, **facts}, upload)
 
     def _actions(self) -> dict[str, Callable[[Parcel], tuple[dict[str, Any], Any]]]:
-        return {HELLO: self._hello, TRAIN: self._train, EVALUATE: self._evaluate, FINISH: self._finish}
+        usual: dict[str, Callable[[Parcel], tuple[dict[str, Any], Any]]] = {
+            HELLO: self._hello,
+            TRAIN: self._train,
+            EVALUATE: self._evaluate,
+            FINISH: self._finish,
+        }
+        if self.seat is not None:
+            usual |= {SHARE: self.seat.share, MASK: self.seat.mask, REVEAL: self.seat.reveal}
+        return usual
 
     def _hello(self, asked: Parcel) -> tuple[dict[str, Any], Any]:
         weighted = self.ready.options.weights == "size"
@@ -76,7 +87,12 @@ class Site:
         self._check(upload, personal)
         self.memory.keep(facts["run"], facts["next"], personal)
         self.memory.forget(facts["run"], facts["keep"])
-        return {"base": base, "version": facts["next"]}, upload
+        said = {"base": base, "version": facts["next"]}
+        if self.seat is None:
+            return said, upload
+        weighted = weighs(plan.reducer(asked.tree["shared"], rnd), self.ready)
+        rows = float(plan.federation.train.sizes[0]) if weighted else None
+        return {**said, **self.seat.enter(facts, upload, rows)}, {}
 
     def _check(self, upload: Any, personal: Any) -> None:
         for part, branch in (("upload", upload), ("personal state", personal)):

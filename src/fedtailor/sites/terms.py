@@ -1,0 +1,59 @@
+"""Terms: how patient and how strict a server is; and its ledger of what it knows of its sites."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedtailor.errors import InvalidArgument
+
+ROBUST = ("mean", "median", "trimmed", "krum", "geometric-median")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How patient and how strict the server is.
+
+    ``deadline`` is in seconds, for one exchange. With fewer than ``least`` uploads an exchange is asked for again, ``attempts``
+    times in all, after ``pause`` seconds. An upload whose norm is ``factor`` times the median is refused. ``reduce`` is what is
+    done in place of the mean (``server/reduce.py``), where the method takes the mean. With ``secure`` the server sees sums of
+    ``threshold`` uploads or more, and no single one (``pact``), of numbers in ``bits`` bits, none larger than ``largest``.
+    """
+
+    deadline: float = 600.0
+    least: int = 1
+    attempts: int = 3
+    pause: float = 2.0
+    factor: float = 100.0
+    reduce: str = "mean"
+    secure: bool = False
+    threshold: int | None = None
+    bits: int = 64
+    largest: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.reduce not in ROBUST:
+            raise InvalidArgument(f"reduce must be one of {', '.join(ROBUST)}, not {self.reduce!r}")
+        for name in ("deadline", "least", "attempts", "factor"):
+            if not getattr(self, name) > 0:
+                raise InvalidArgument(f"{name} must be greater than 0, not {getattr(self, name)!r}")
+        if self.secure and self.reduce != "mean":
+            raise InvalidArgument(
+                f"reduce = {self.reduce!r} looks at single uploads, which secure sums hide; leave one of them out"
+            )
+
+
+@dataclass
+class Ledger:
+    """What the server knows of its sites: the version of each one's state that it builds on, and what went wrong."""
+
+    run: str
+    versions: dict[str, int]
+    events: list[dict[str, Any]] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+
+    def facts(self) -> dict[str, Any]:
+        return {"run": self.run, "versions": self.versions, "events": self.events, "norms": self.norms}
+
+    def note(self, number: int, client: str, text: str) -> None:
+        self.events.append({"round": number, "client": client, "what": text})
