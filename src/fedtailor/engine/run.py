@@ -22,7 +22,7 @@ from fedtailor.engine.options import Options, taking
 from fedtailor.engine.prepare import Prepared, prepare
 from fedtailor.engine.rounds import play_on
 from fedtailor.engine.state import State
-from fedtailor.engine.summary import add_excess_risk, newcomers, summarise
+from fedtailor.engine.summary import add_excess_risk, meet, summarise
 from fedtailor.errors import InvalidArgument
 from fedtailor.metrics.cost import Traffic
 from fedtailor.runs import config, models, noise_key
@@ -78,32 +78,41 @@ def run(
             noise_key.keep(journal.folder, ready.secret, begun=earlier is not None)
         if earlier is not None:
             state.restore(earlier.checkpoint.state, earlier.records)
+            began -= earlier.seconds  # the time of earlier sittings counts
         engine, why = ready.engine(state, None if earlier is None else earlier.checkpoint.facts)
         stack.enter_context(engine)
-        began -= 0.0 if earlier is None else earlier.seconds  # the time of earlier sittings counts
         with patience(journal is not None) as stop:  # what comes after the last checkpoint may be stopped at any moment
             diary = Diary(journal, {"engine": engine.name, "engine_reason": why}, stop, callback, began)
             clients = _train(ready, engine, state, diary)
-        state.go_back()
-        state.sent = ready.plan.sent_after(state.shared, state.server, state.reported + 1, asked.rounds)
-        met, outside = newcomers(ready, state)
-        summary: Any = None if earlier is None else earlier.summary
-        unwritten = summary is None
-        if unwritten:
-            summary = {**summarise(ready, engine, why, state, clients), **met}
-        whole = ready.task, ready.federation
-        trees = state.shared, state.server, state.store
-        finished = Run(ready.algorithm, *whole, *trees, engine, outside, state.records, clients, summary)
-        if ready.options.shift and "shifted" not in summary:
-            summary |= shifted_tests(finished, ready.options.shift)
-        if journal is not None and unwritten:
-            models.save(finished, ready.model, ready.options.plain(), journal.folder)
-            digests = journal.digests()
-            summary["seconds"] = time.perf_counter() - began
-            journal.finish(summary, digests)
-        elif unwritten:
-            summary["seconds"] = time.perf_counter() - began
+        finished = _finished(ready, engine, why, state, clients, None if earlier is None else earlier.summary)
+        if earlier is None or earlier.summary is None:
+            _write(finished, ready, journal, began)
     return finished
+
+
+def _finished(ready: Prepared, engine: Engine, why: str, state: State, clients: Columns, written: Any) -> Run:
+    """Return the run at its end, with the summary that was ``written`` in an earlier sitting, or a new one."""
+    state.go_back()
+    state.sent = ready.plan.sent_after(state.shared, state.server, state.reported + 1, ready.options.rounds)
+    measured, newcomers = meet(ready, state)
+    summary = {**summarise(ready, engine, why, state, clients), **measured} if written is None else written
+    whole, trees = (ready.task, ready.federation), (state.shared, state.server, state.store)
+    finished = Run(ready.algorithm, *whole, *trees, engine, newcomers, state.records, clients, summary)
+    if ready.options.shift and "shifted" not in summary:
+        summary |= shifted_tests(finished, ready.options.shift)
+    return finished
+
+
+def _write(finished: Run, ready: Prepared, journal: Journal | None, began: float) -> None:
+    """Add to the summary how long the run took, and write it and the models down; the manifest comes last."""
+    summary: Any = finished.summary
+    if journal is None:
+        summary["seconds"] = time.perf_counter() - began
+        return
+    models.save(finished, ready.model, ready.options.plain(), journal.folder)
+    digests = journal.digests()
+    summary["seconds"] = time.perf_counter() - began
+    journal.finish(summary, digests)
 
 
 @dataclass(frozen=True)
@@ -211,7 +220,7 @@ def _traffic(ready: Prepared, engine: Engine, rnd: Round) -> Traffic:
 
 
 def _journal(ready: Prepared, shared: Any, out: Path, resume: bool, lengthen: Callable[[int], None]) -> Journal:
-    """The run directory, begun or found."""
+    """Return the run directory, begun or opened again."""
     asked = ready.options.plain()
     same = {"model": ready.model_name, **ready.options.identity(), "backbone": config.content(asked["backbone"])}
     if isinstance(asked["cohort"], str):

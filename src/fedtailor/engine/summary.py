@@ -89,7 +89,7 @@ def _notes_on_end(ready: Prepared, state: State) -> list[str]:
     return notes
 
 
-def newcomers(ready: Prepared, state: State) -> tuple[dict[str, Any], tuple[Engine, Store] | None]:
+def meet(ready: Prepared, state: State) -> tuple[dict[str, Any], tuple[Engine, Store] | None]:
     """Return (measures of the clients that were held out, the engine and store to predict for them)."""
     if ready.newcomers is None:
         return {}, None
