@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedtailor.data import shift
 from fedtailor.data.batches import Batches, Work
 from fedtailor.data.federation import Federation
+from fedtailor.data.readers.datasets import from_datasets
 from fedtailor.data.readers.text import from_texts
 from fedtailor.data.sources import load
 from fedtailor.data.tables import from_folder, from_table
@@ -16,4 +17,5 @@ __all__ = ["Batches", "Federation", "Work", "shift"]
 Federation.from_table = staticmethod(from_table)
 Federation.from_folder = staticmethod(from_folder)
 Federation.from_texts = staticmethod(from_texts)
+Federation.from_datasets = staticmethod(from_datasets)
 Federation.load = staticmethod(load)

@@ -15,6 +15,7 @@ from fedtailor.data.resize import fitted
 from fedtailor.data.split import Split
 from fedtailor.errors import InvalidData
 from fedtailor.task.kinds import CLASSIFICATION, MULTILABEL, PAD, REGRESSION, Kind
+from fedtailor.task.packing import Packing
 
 Pairs = Sequence[tuple[ArrayLike | Tensor, ArrayLike | Tensor]]
 
@@ -83,6 +84,16 @@ def _tensor(label: str, value: Any) -> Tensor:
     if array.dtype == np.uint16 or array.dtype == np.uint32 or array.dtype == np.uint64:
         array = array.astype(np.int64)
     return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def packed(packing: Packing, split: str, pairs: Any, names: Sequence[str]) -> Any:
+    """Return pairs (x, y) whose x has several parts with these put together."""
+    if pairs is None:
+        return None
+    for client, pair in zip(names, pairs, strict=True):
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise InvalidData(f"{split} of client {client} is not a pair (x, y); give [(x, y), ...], one pair per client")
+    return [(packing.pack(x, f"{split} x of client {client}"), y) for client, (x, y) in zip(names, pairs, strict=True)]
 
 
 def join(split: str, pairs: Pairs, names: Sequence[str], tokens: bool) -> Split:

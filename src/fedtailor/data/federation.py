@@ -20,6 +20,7 @@ from fedtailor.data.arrays import (
     guess,
     join,
     labels_of,
+    packed,
     public_rows,
     targets_of,
     truth_of,
@@ -31,6 +32,7 @@ from fedtailor.data.tokens import count_tokens
 from fedtailor.data.vocabulary import Vocabulary
 from fedtailor.errors import InvalidArgument, InvalidData
 from fedtailor.task.kinds import CLASSIFICATION, Kind, kind_of
+from fedtailor.task.packing import Packing, is_packable
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +46,7 @@ class Federation:
     (None where none do: it was made from arrays, or is part of another one, or more). ``facts`` holds one number per client, by
     the fact's name (see ``with_facts``).
     ``tokens`` is the size of the vocabulary where x holds tokens (else 0), ``vocabulary`` says what they stand for.
+    ``packing`` says how a row of several parts lies in x.
     """
 
     train: Split
@@ -62,12 +65,14 @@ class Federation:
     facts: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     tokens: int = 0
     vocabulary: Vocabulary | None = None
+    packing: Packing | None = None
     precision: torch.dtype = torch.float32  # the dtype of masks and facts where x holds tokens
 
     # The other constructors are the readers' own functions; ``fedtailor.data`` puts them here, so that this file needs no reader.
     from_table: ClassVar[Callable[..., Federation]]
     from_folder: ClassVar[Callable[..., Federation]]
     from_texts: ClassVar[Callable[..., Federation]]
+    from_datasets: ClassVar[Callable[..., Federation]]
     load: ClassVar[Callable[..., Federation]]
 
     def __post_init__(self) -> None:
@@ -200,6 +205,9 @@ class Federation:
         Whole numbers in x become floats unless they are ``tokens``: True, or how many there are (numbered from 0). Then y may
         have a label for every position, the shape of x, with -1 where a row is padded; the loss and the accuracy of a client are
         the means over the positions that are not.
+
+        x may have several parts, a dict or a tuple of arrays (text and its mask; an image and a table): a module of your own gets
+        them by name, in order, or as the dict or the tuple, as its forward asks for.
         """
         wanted = None if task is None else kind_of(task)
         if not isinstance(train, Sequence) or not isinstance(test, Sequence):
@@ -217,6 +225,13 @@ class Federation:
         for argument, values in (("names", names), ("test", test), ("val", val), ("truth", truth)):
             if values is not None and len(values) != len(train):
                 raise InvalidData(f"{argument} has {len(values)} entries but train has {len(train)} clients; give one for each")
+        packing = None
+        if isinstance(train[0], (tuple, list)) and len(train[0]) and is_packable(train[0][0]):
+            packing = Packing.of(train[0][0], f"train x of client {names[0]}")
+            train, test, val = (
+                packed(packing, part, pairs, names) for part, pairs in (("train", train), ("test", test), ("val", val))
+            )
+            public = public if public is None else packing.pack(public, "public")
         has_tokens = tokens is not False
         splits = {"train": join("train", train, names, has_tokens), "test": join("test", test, names, has_tokens)}
         if val is not None:
@@ -247,4 +262,5 @@ class Federation:
             classes=tuple(classes),
             tokens=size,
             notes=notes,
+            packing=packing,
         )

@@ -112,6 +112,8 @@ def _tensors(saved: Saved, x: Any, y: Any) -> tuple[Tensor, Tensor]:
     shape, dtype = tuple(saved.facts["shape"]), getattr(torch, saved.facts["dtype"])
     if saved.tokens:
         rows = as_tokens(x, saved.tokens, shape[0])
+    elif saved.packing is not None:
+        rows = saved.packing.pack(x).to(dtype)
     else:
         rows = (x if isinstance(x, Tensor) else torch.tensor(np.asarray(x))).to(dtype)
     if not saved.tokens and tuple(rows.shape[1:]) != shape:

@@ -53,10 +53,11 @@ def build_task(
     else:
         notes: tuple[str, ...] = ()
         if isinstance(model, str) and origin.is_spec(model):
-            shape = tuple(federation.train.x.shape[1:])
+            shape = tuple(federation.train.x.shape[1:]) if federation.packing is None else federation.packing.shapes
             made_module = made_by(origin.function_of(model), origin.name_of(model), shape, federation.outputs, seed)
             module, notes = plain_module(made_module)
         elif isinstance(model, str):
+            _check_parts(model, federation)
             shape = tuple(federation.train.x.shape[1:])
             words, sequences = federation.tokens, federation.per_position
             options: dict[str, Any] = {"tokens": words, "per_position": sequences, "backbone": backbone}
@@ -68,7 +69,8 @@ def build_task(
             raise InvalidArgument(
                 f"model must be a name, a torch.nn.Module, a function that makes one, or a Task, not {type(model).__name__}"
             )
-        made = Task.from_module(module.to(dtype), federation.kind.loss, classes=federation.labels)
+        packing = None if isinstance(model, str) and not origin.is_spec(model) else federation.packing
+        made = Task.from_module(module.to(dtype), federation.kind.loss, classes=federation.labels, packing=packing)
         made = replace(made, notes=(*notes, *made.notes))
     if made.kind != federation.kind:
         raise InvalidArgument(
@@ -81,6 +83,16 @@ def build_task(
     made = replace(made, inputs=federation.train.x[:0].clone(), seed=seed, clients=len(federation))
     made.check_fit(federation.train.x, federation.train.y, federation.labels)
     return made
+
+
+def _check_parts(model: str, federation: Federation) -> None:
+    """Refuse a network of ours on rows with a part that does not hold quantities: ours see one row of numbers."""
+    for part in () if federation.packing is None else federation.packing.parts:
+        if part.type == "int":
+            raise InvalidArgument(
+                f"rows have a part {part.name!r} of whole numbers, which the model {model!r} would take for quantities; "
+                "give a module of your own"
+            )
 
 
 def named_model(model: Any) -> Any:

@@ -12,6 +12,7 @@ from fedtailor.errors import InvalidArgument
 from fedtailor.task import Task
 from fedtailor.task.kinds import KINDS
 from fedtailor.task.own import plain_module
+from fedtailor.task.packing import Packing, is_packable
 
 ROWS = 4
 
@@ -20,12 +21,14 @@ def check_model(module: nn.Module | Task, x: Any = None, y: Any = None, loss: st
     """Return what a module breaks of the promises of a run: randomness, memory, buffers, rows apart, tied weights, engines agree.
 
     An empty list is a module that trains alike on every engine. A finding says in ``words`` what is wrong, and whether it is
-    ``refused`` or right on the loop engine only (``loop_only``). ``x`` and ``y`` are a few rows; without them, rows are drawn for
-    the first layer, if that is linear. A run does the same before its first round.
+    ``refused`` or right on the loop engine only (``loop_only``). ``x`` and ``y`` are a few rows (x may be a dict or a tuple of
+    parts); without them, rows are drawn for the first layer, if that is linear. A run does the same before its first round.
     """
     if not isinstance(module, (nn.Module, Task)):
         raise InvalidArgument(f"check_model needs a torch.nn.Module or a Task, not {type(module).__name__}")
-    task = module if isinstance(module, Task) else Task.from_module(plain_module(module)[0], loss)
+    packing = Packing.of(x, "x") if is_packable(x) else None
+    x = x if packing is None else packing.pack(x)
+    task = module if isinstance(module, Task) else Task.from_module(plain_module(module)[0], loss, packing=packing)
     kind = next((kind for kind in KINDS.values() if kind.loss == loss), task.kind)
     like = next(iter(task.init().values()))
     rows = _rows(module, like) if x is None else torch.as_tensor(x)

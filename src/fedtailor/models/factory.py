@@ -14,7 +14,7 @@ from fedtailor.errors import FedtailorError, InvalidArgument
 KNOWN = ("shape", "outputs", "seed")
 
 
-def made_by(factory: Callable[..., Any], name: str, shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
+def made_by(factory: Callable[..., Any], name: str, shape: Any, outputs: int, seed: int) -> nn.Module:
     """Return the module that ``factory`` makes, with torch's generator started from the seed; outside it goes on as it was."""
     arguments = _arguments(factory, name, {"shape": shape, "outputs": outputs, "seed": seed})
     with torch.random.fork_rng(devices=[]):

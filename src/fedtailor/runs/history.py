@@ -205,6 +205,8 @@ class Run:
         like = self.federation.train.x
         if self.federation.tokens:
             rows = as_tokens(x, self.federation.tokens, like.shape[1])
+        elif self.federation.packing is not None:
+            rows = self.federation.packing.pack(x).to(like)
         else:
             rows = (x if isinstance(x, Tensor) else torch.tensor(np.asarray(x))).to(like)
         if not self.federation.tokens and rows.shape[1:] != like.shape[1:]:

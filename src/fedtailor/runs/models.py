@@ -30,6 +30,7 @@ from fedtailor.runs.layout import MODELS
 from fedtailor.runs.personal import PersonalTrees, stacked
 from fedtailor.task import Task
 from fedtailor.task.kinds import kind_of
+from fedtailor.task.packing import Packing
 
 SMALL = 1 << 20  # parameters that a network may always have
 LARGEST = 4 << 30  # bytes of personal models that are written out; beyond, they are in the checkpoint only
@@ -53,6 +54,12 @@ class Saved:
     def tokens(self) -> int:
         """Return the size of the vocabulary, where the model reads tokens."""
         return int(self.facts.get("tokens", 0))
+
+    @property
+    def packing(self) -> Packing | None:
+        """Return how rows of several parts are put together."""
+        parts = self.facts.get("packing")
+        return None if parts is None else Packing.from_json(parts)
 
     @property
     def vocabulary(self) -> Vocabulary | None:
@@ -85,6 +92,8 @@ class Saved:
         shape = tuple(self.facts["shape"])
         if self.tokens:
             rows = as_tokens(x, self.tokens, shape[0])
+        elif self.packing is not None:
+            rows = self.packing.pack(x).to(getattr(torch, self.facts["dtype"]))
         else:
             rows = torch.tensor(np.asarray(x)).to(getattr(torch, self.facts["dtype"]))
             if tuple(rows.shape[1:]) != shape:
@@ -145,6 +154,7 @@ def write(
         "tokens": federation.tokens,
         "per_position": federation.per_position,
         "vocabulary": None if federation.vocabulary is None else federation.vocabulary.to_json(),
+        "packing": None if federation.packing is None else federation.packing.to_json(),
         "flat": federation.train.y.dim() == 1,
         "clients": list(federation.names),
         "schema": None if schema is None else schema.to_json(),
@@ -184,7 +194,10 @@ def _read(contents: Contents) -> Saved:
     if "frozen.safetensors" in trees:
         frozen = {name.removeprefix(tree.BUFFER): value for name, value in trees["frozen.safetensors"].items()}
         network.load_state_dict(frozen, strict=False)
-    task = Task.from_module(network.to(getattr(torch, facts["dtype"])), kind_of(facts["kind"]).loss, classes=facts["labels"])
+    packing = None if facts.get("packing") is None else Packing.from_json(facts["packing"])
+    task = Task.from_module(
+        network.to(getattr(torch, facts["dtype"])), kind_of(facts["kind"]).loss, classes=facts["labels"], packing=packing
+    )
     everyone = trees["personal.safetensors"]
     personal = PersonalTrees(facts["clients"], everyone)
     if not personal and facts["clients"]:
@@ -216,7 +229,8 @@ def _network(facts: Mapping[str, Any], options: Mapping[str, Any], most: int, fo
                 f"{folder} does not say which source {facts['model']} had; the directory was changed by hand: restore it"
             )
         factory = origin.function_of(facts["model"], folder)
-        return made_by(factory, origin.name_of(facts["model"]), shape, facts["outputs"], facts["seed"])
+        shapes = shape if facts.get("packing") is None else Packing.from_json(facts["packing"]).shapes
+        return made_by(factory, origin.name_of(facts["model"]), shapes, facts["outputs"], facts["seed"])
     with torch.device("meta"):
         size = sum(
             parameter.numel() for parameter in networks.build(facts["model"], shape, facts["outputs"], **options).parameters()

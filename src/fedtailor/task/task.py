@@ -19,6 +19,7 @@ from fedtailor.task.frozen import Segment, copies, frozen_names, prefix_length
 from fedtailor.task.kinds import CLASSIFICATION, KINDS, Kind, kind_of
 from fedtailor.task.layers import batch_context, keyed
 from fedtailor.task.own import draws, in_place_buffers, plain_module, tied
+from fedtailor.task.packing import Call, Packing
 from fedtailor.task.parts import Block, Part, default_groups, named_groups, split_blocks
 from fedtailor.task.question import Question
 from fedtailor.task.rows import Sums, clipped_by_layer, layers_of, shrink
@@ -162,6 +163,7 @@ class Task:
         blocks: Sequence[Part | Sequence[Part]] | None = None,
         public: Tensor | None = None,
         classes: int = 0,
+        packing: Packing | None = None,
     ) -> Task:
         """Make a task of any torch module; training starts from the module's present weights.
 
@@ -169,6 +171,8 @@ class Task:
         to or replaces the groups found by module (head, body, norm); ``blocks`` names the layers in order where the
         module is not an ``nn.Sequential`` (a tuple of names is one block). A module may declare both as attributes. With
         ``cross_entropy`` y has a label per row, or one per position [rows, positions] with -1 where a row is padded.
+
+        ``packing`` is a federation's, where its rows have several parts: the module then gets the parts (``task/packing.py``).
 
         A module with the attribute ``channels_last = True`` says that it never calls ``view`` on a feature map; its
         convolutions then train faster in the loop engine.
@@ -184,7 +188,7 @@ class Task:
         module_blocks = _own(module, "blocks", None)
         if blocks is None and isinstance(module_blocks, tuple):
             blocks = module_blocks
-        task = _from_module(module, kinds[loss], all_groups, blocks, public, classes)
+        task = _from_module(module, kinds[loss], all_groups, blocks, public, classes, packing)
         return replace(task, notes=(*module_notes, *task.notes)) if module_notes else task
 
     def check_fit(self, x: Tensor, y: Tensor, labels: int) -> None:
@@ -194,8 +198,8 @@ class Task:
                 logits = self.apply(self.init(), x[:2])
         except ModelMismatch:
             raise
-        except (RuntimeError, ValueError, IndexError) as error:
-            first = str(error).splitlines()[0]
+        except (RuntimeError, ValueError, IndexError, TypeError, KeyError, AttributeError) as error:
+            first = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ModelMismatch(
                 f"the model does not take inputs of shape {tuple(x.shape[1:])} and type {x.dtype}: {first}; "
                 "change the model's input layer or reshape the features"
@@ -229,10 +233,11 @@ def _from_module(
     blocks: Sequence[Part | Sequence[Part]] | None,
     public: Tensor | None,
     classes: int,
+    packing: Packing | None = None,
 ) -> Task:
     declared_groups = named_groups(module, groups or {})  # before copying: modules are found by identity
     aliases = tied(module)
-    chain = split_blocks(module, blocks)
+    chain = split_blocks(module, blocks) if packing is None else []  # a chain's first layer would be given packed rows
     notes = tuple(_own(module, "notes", ()))
     if aliases:
         one, other = next(iter(aliases.items()))
@@ -244,9 +249,11 @@ def _from_module(
     evaluator, trainer, frozen_tensors = copies(module, frozen)
     all_groups = {**default_groups(module, aliases), **declared_groups}
     head = _owner(all_groups["head"][0].removeprefix(BUFFER)) if all_groups.get("head") else None
-    linear = not frozen_tensors and (type(module) is nn.Linear or getattr(module, "is_linear_task", False))
+    linear = packing is None and not frozen_tensors and (type(module) is nn.Linear or getattr(module, "is_linear_task", False))
     form = _Linear(kind) if linear else None
     functions = _Functions(evaluator, trainer, names, draws(module), in_place_buffers(trainer))
+    if packing is not None:
+        functions = functions._replace(call=packing.call_of(module))
     task = Task(
         apply=_linear_apply if form else functions.apply,
         example_loss=kind.example_loss,
@@ -280,15 +287,18 @@ class _Functions(NamedTuple):
     names: Mapping[str, str]  # from our names to torch's
     draws: bool = False  # the module may draw from torch's generator
     in_place: frozenset[str] = frozenset()  # buffers that the module may write to where they are
+    call: Call | None = None  # where rows have several parts: how they become arguments
 
     def apply(self, model: Model, x: Tensor) -> Tensor:
-        return functional_call(self.evaluator, {self.names[k]: v for k, v in model.items()}, (x,))
+        state = {self.names[k]: v for k, v in model.items()}
+        return functional_call(self.evaluator, state, *(((x,),) if self.call is None else self.call(x)))
 
     def forward(self, model: Model, batch: Batch) -> tuple[Tensor, Model]:
         state = {self.names[k]: v.detach().clone() if k in self.in_place else v for k, v in model.items()}
         key, row = batch.get("key"), batch.get("row")
         with batch_context(batch.get("mask"), key, row), keyed(key if self.draws and row is None else None):
-            logits = functional_call(self.trainer, state, (batch["x"],))  # a rebound buffer is written back to `state`
+            arguments = ((batch["x"],),) if self.call is None else self.call(batch["x"])
+            logits = functional_call(self.trainer, state, *arguments)  # a rebound buffer is written back to `state`
         return logits, {k: state[self.names[k]] for k in model if k.startswith(BUFFER)}
 
     def before(self, path: str) -> Callable[[Model, Tensor], Tensor]:
