@@ -11,7 +11,7 @@ import tomli_w
 from pydantic import Field
 
 from fedtailor.engine.options import LARGEST, AdviceOptions, Checked, Options, PretrainOptions, SweepOptions, shown
-from fedtailor.errors import CannotWrite, InvalidArgument, nearest
+from fedtailor.errors import CannotWrite, FedtailorError, InvalidArgument, nearest
 
 if TYPE_CHECKING:
     from fedtailor.algorithms.base import Algorithm
@@ -30,7 +30,9 @@ Part = TypeVar("Part", bound=Checked)
 class DataSettings(Checked):
     """Where the clients' rows come from."""
 
-    data: str = Field(description="A data set by name (see: fedtailor data list), a table (.csv, .parquet) or a folder.")
+    data: str = Field(
+        description="A data set by name (see: fedtailor data list), a table (.csv, .parquet), a folder, your own: mine.py:data."
+    )
     client: str | None = Field(None, description="The column that says whose row it is.")
     label: str | None = Field(None, description="The column to predict.")
     features: list[str] | None = Field(None, description="The columns to predict from (default: all others).")
@@ -75,11 +77,14 @@ class DataSettings(Checked):
         return super().of(settings, where)
 
     def federation(self) -> Federation:
+        from fedtailor.algorithms.origin import is_spec
         from fedtailor.data.sources import load, origin_of
 
         flags = (*TABLE_FLAGS, "clients", "partition", "min_samples", "test_share", "val_share", "data_dir", "public")
         options = {flag: getattr(self, flag) for flag in flags} | {"seed": self.data_seed}
         options = {name: value for name, value in options.items() if value is not None}
+        if is_spec(self.data):
+            return self._own(options)
         try:
             if self.task is not None and "task" in origin_of(self.data).options:
                 options["task"] = self.task
@@ -89,6 +94,34 @@ class DataSettings(Checked):
             raise
         except OSError as error:
             raise InvalidArgument(f"{shown(self.data)} cannot be read ({error.strerror}); check the path") from error
+
+    def _own(self, options: dict[str, Any]) -> Federation:
+        """The federation that a function of the user's own makes; of what else it returns, ``from_datasets`` makes one."""
+        from dataclasses import replace
+
+        from fedtailor.algorithms.origin import function_of, name_of, specs_of
+        from fedtailor.data import Federation
+
+        spec = specs_of(self.data, False)
+        try:
+            made = function_of(spec)(**self.with_)
+        except FedtailorError:
+            raise
+        except Exception as error:
+            text = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise InvalidArgument(f"the data {name_of(spec)} cannot be made ({type(error).__name__}: {text})") from error
+        if isinstance(made, Federation) and options:
+            raise InvalidArgument(
+                f"{name_of(spec)} returns a federation, which is dealt already; leave {next(iter(options))} out"
+            )
+        if not isinstance(made, Federation):
+            sources = made if isinstance(made, tuple) and len(made) == 3 and not hasattr(made[0], "shape") else (made,)
+            try:
+                made = Federation.from_datasets(*sources, **options, **({} if self.task is None else {"task": self.task}))
+            except TypeError as error:
+                raise InvalidArgument(f"what {name_of(spec)} returns takes no such option ({error})") from error
+        made = made if self.task is None else made.as_task(self.task)
+        return replace(made, name=name_of(spec), recipe={"data": spec, **options, **self.with_})
 
     def toml(self) -> str:
         """The settings as a TOML file: those that differ from their defaults, and the rounds."""

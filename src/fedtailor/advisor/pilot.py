@@ -169,6 +169,8 @@ class Race:
 
 def task_and_rows(federation: Federation, model: str | nn.Module | Task, options: Training) -> tuple[Task, Federation]:
     """(the task that moves, the rows as the frozen first layers leave them), with validation rows to judge on."""
+    if federation.train.weights is not None:
+        raise InvalidArgument("advice and sweeps are for rows that count alike, and these have weights; use run and compare")
     dtype = DTYPES[options.dtype]
     rows = with_validation(federation.to(dtype), VAL_SHARE, options.seed)
     task = build_task(model, rows, options.seed, dtype, options.bias, options.backbone)

@@ -188,6 +188,19 @@ def is_spec(word: str) -> bool:
     return bool(colon) and named and (place.endswith(".py") or place == NO_FILE or ("." in place and "/" not in place))
 
 
+def pieces_of(settings: Any) -> Iterator[str]:
+    """The functions that settings name, wherever they stand; methods, which are classes, are left out."""
+    if isinstance(settings, Mapping):
+        for name, value in settings.items():
+            if name != "method" and not (name == "kind" and "kind" in settings):
+                yield from pieces_of(value)
+    elif isinstance(settings, (list, tuple)):
+        for value in settings:
+            yield from pieces_of(value)
+    elif isinstance(settings, str) and is_spec(settings.rpartition("=")[2]):
+        yield settings.rpartition("=")[2]
+
+
 def _of_code(function: Callable[..., Any]) -> tuple[str, bool]:
     """(a hash of what a function without a file does, whether it is all of it): its byte code and the values that it holds."""
     code = getattr(function, "__code__", None)

@@ -128,7 +128,7 @@ def resume(
 
     A finished one is read back, unless it is given more: --rounds, or in a comparison --add.
     """
-    from fedtailor.algorithms.origin import function_of
+    from fedtailor.algorithms.origin import function_of, pieces_of
     from fedtailor.algorithms.settings import recall
     from fedtailor.runs.contents import open_contents, readable
     from fedtailor.runs.layout import SUMMARY
@@ -140,9 +140,8 @@ def resume(
     with readable(where):
         for method in [settings] if "method" in settings else settings["set"].values():
             recall(method["method"], where)  # refused here unless it is the class that the run was made with
-        for piece in (settings.get("loss"), *settings.get("metrics", ()), *settings.get("callbacks", ())):
-            if piece is not None:
-                function_of(piece.rpartition("=")[2], where)
+        for piece in pieces_of({name: value for name, value in settings.items() if name not in ("method", "methods")}):
+            function_of(piece, where)  # refused here if it lies inside the directory, or has changed
     if workers is not None:
         settings["workers"] = workers
     if rounds is not None:

@@ -96,6 +96,19 @@ def packed(packing: Packing, split: str, pairs: Any, names: Sequence[str]) -> An
     return [(packing.pack(x, f"{split} x of client {client}"), y) for client, (x, y) in zip(names, pairs, strict=True)]
 
 
+def row_weights(weights: Any, train: Split, names: Sequence[str]) -> Tensor:
+    """Return the weight of every training row: finite, at least 0, and some above 0 for each client."""
+    out = []
+    for client, value, size in zip(names, weights, train.sizes, strict=True):
+        one = _tensor(f"weights of client {client}", value).to(torch.float64)
+        if one.shape != (size,):
+            raise InvalidData(f"weights of client {client} have shape {tuple(one.shape)} for {size} rows; give one for each")
+        if not bool(torch.isfinite(one).all()) or bool((one < 0).any()) or not bool((one > 0).any()):
+            raise InvalidData(f"weights of client {client} must be finite, at least 0, and not all 0")
+        out.append(one)
+    return torch.cat(out).to(train.x.dtype if train.x.is_floating_point() else torch.float32)
+
+
 def join(split: str, pairs: Pairs, names: Sequence[str], tokens: bool) -> Split:
     xs: list[Tensor] = []
     ys: list[Tensor] = []

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtailor.data import rng
+from fedtailor.data.augment import Augment
 from fedtailor.errors import InvalidArgument
 
 WORDS = 2**22  # random words drawn at a time
@@ -228,6 +229,8 @@ class Batches(Mapping[str, Any]):
         more: Mapping[str, Any] | None = None,
         dtype: torch.dtype | None = None,
         expected: float | None = None,
+        weights: Tensor | None = None,
+        augment: Augment | None = None,
     ) -> None:
         self._x, self._y, self._index, self._keys = x, y, index, keys
         self._dtype = dtype or (x.dtype if x.is_floating_point() else torch.float32)  # of the mask
@@ -235,6 +238,7 @@ class Batches(Mapping[str, Any]):
         self._extra = {} if expected is None else {"expected": torch.tensor(expected, dtype=torch.float64)}
         same = len(index) > 0 and (len(index) == 1 or index.strides[0] == 0)
         self._whole = same and np.array_equal(index[0], np.arange(len(y)))
+        self._weights, self._augment = weights, augment
         self._views: dict[str, Tensor] = {}
 
     @property
@@ -251,9 +255,13 @@ class Batches(Mapping[str, Any]):
         more = {name: part.idle() if isinstance(part, Batches) else part for name, part in self._more.items()}
         expected = self._extra.get("expected")
         size = None if expected is None else float(expected)
-        return Batches(self._x, self._y, self._index[:0], self._keys[:0], more, self._dtype, size)
+        own = self._weights, self._augment
+        return Batches(self._x, self._y, self._index[:0], self._keys[:0], more, self._dtype, size, *own)
 
     def batches(self) -> Iterator[dict[str, Tensor]]:
+        if self._augment is not None or self._weights is not None:
+            yield from self._own_batches()
+            return
         keys = torch.from_numpy(self._keys)
         if self._whole:  # the same full batch every step: no copy
             for key in keys:
@@ -265,24 +273,55 @@ class Batches(Mapping[str, Any]):
             rows = row[:width]
             yield {"x": self._x.index_select(0, rows), "y": self._y.index_select(0, rows), "key": key, **self._extra}
 
+    def _own_batches(self) -> Iterator[dict[str, Tensor]]:
+        """The same where rows have weights or are augmented."""
+        for row, key in zip(self._index, self._keys, strict=True):
+            number = row[row >= 0]
+            rows = torch.from_numpy(np.array(number)).to(self._x.device)
+            batch = {
+                "x": self._x.index_select(0, rows),
+                "y": self._y.index_select(0, rows),
+                "key": torch.tensor(key),
+                **self._extra,
+            }
+            if self._augment is not None:
+                batch["x"] = self._augment(batch["x"], np.full(len(number), key), number)
+            if self._weights is not None:
+                batch["weight"] = self._weights.index_select(0, rows)
+            yield batch
+
+    def _rows_of_steps(self, index: Tensor) -> Tensor:
+        """Return x [steps, batch, ...], as the steps see it."""
+        x = self._x[index.clamp(min=0)]
+        if self._augment is None:
+            return x
+        number = np.maximum(np.array(self._index), 0)
+        keys = np.broadcast_to(self._keys[:, None], number.shape)
+        return self._augment(x.flatten(0, 1), keys.reshape(-1), number.reshape(-1)).view(x.shape)
+
     def __getitem__(self, name: str) -> Any:
         if name in self._more:
             return self._more[name]
-        if name not in ("x", "y", "mask", "key", *self._extra):
+        if name not in (*self._names, *self._extra):
             raise KeyError(name)
         if name not in self._views:
             index = torch.from_numpy(np.array(self._index)).to(self._x.device)
             self._views[name] = {
-                "x": lambda: self._x[index.clamp(min=0)],
+                "x": lambda: self._rows_of_steps(index),
                 "y": lambda: self._y[index.clamp(min=0)],
                 "mask": lambda: (index >= 0).to(self._dtype),
                 "key": lambda: torch.from_numpy(self._keys),
+                "weight": lambda: self._weights[index.clamp(min=0)],  # type: ignore[index]
                 "expected": lambda: self._extra["expected"].expand(len(index)),
             }[name]()
         return self._views[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(("x", "y", "mask", "key", *self._extra, *self._more))
+        return iter((*self._names, *self._extra, *self._more))
 
     def __len__(self) -> int:
-        return 4 + len(self._extra) + len(self._more)
+        return len(self._names) + len(self._extra) + len(self._more)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return ("x", "y", "mask", "key") if self._weights is None else ("x", "y", "mask", "key", "weight")

@@ -22,6 +22,7 @@ from fedtailor.data.arrays import (
     labels_of,
     packed,
     public_rows,
+    row_weights,
     targets_of,
     truth_of,
     warn_of_gaps,
@@ -159,7 +160,7 @@ class Federation:
             return t.to(device=device, dtype=dtype) if t.is_floating_point() else t.to(device)
 
         def split(s: Split) -> Split:
-            return Split(cast(s.x), cast(s.y), s.offsets, s.kinds)
+            return replace(s, x=cast(s.x), y=cast(s.y), weights=None if s.weights is None else cast(s.weights))
 
         truth = None if self.truth is None else [{k: cast(v) for k, v in t.items()} for t in self.truth]
         return replace(
@@ -195,6 +196,7 @@ class Federation:
         classes: Sequence[str] = (),
         tokens: bool | int = False,
         resize: bool = False,
+        weights: Sequence[ArrayLike | Tensor] | None = None,
     ) -> Federation:
         """Make a federation from one (x, y) pair per client and split, NumPy or torch.
 
@@ -208,6 +210,9 @@ class Federation:
 
         x may have several parts, a dict or a tuple of arrays (text and its mask; an image and a table): a module of your own gets
         them by name, in order, or as the dict or the tuple, as its forward asks for.
+
+        ``weights`` has one array per client: how much each training row counts in the loss (a weight of 2 is the row twice);
+        measures count all rows alike.
         """
         wanted = None if task is None else kind_of(task)
         if not isinstance(train, Sequence) or not isinstance(test, Sequence):
@@ -222,7 +227,7 @@ class Federation:
         if len(set(names)) != len(names):
             duplicate = next(n for n in names if list(names).count(n) > 1)
             raise InvalidData(f"two clients are called {duplicate!r}; give every client a name of its own")
-        for argument, values in (("names", names), ("test", test), ("val", val), ("truth", truth)):
+        for argument, values in (("names", names), ("test", test), ("val", val), ("truth", truth), ("weights", weights)):
             if values is not None and len(values) != len(train):
                 raise InvalidData(f"{argument} has {len(values)} entries but train has {len(train)} clients; give one for each")
         packing = None
@@ -241,6 +246,8 @@ class Federation:
         size = count_tokens({part: (s.x, s.offsets) for part, s in splits.items()}, tokens, names) if has_tokens else 0
         kind = wanted or guess([split.y for split in splits.values()], splits["train"].x.shape if has_tokens else None)
         splits = {part: Split(s.x, targets_of(part, s, kind, names, has_tokens), s.offsets) for part, s in splits.items()}
+        if weights is not None:
+            splits["train"] = replace(splits["train"], weights=row_weights(weights, splits["train"], names))
         labels = labels_of(kind, splits)
         if kind.softmax and classes:
             if labels > max(2, len(classes)):

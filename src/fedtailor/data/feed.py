@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtailor.data import rng
+from fedtailor.data.augment import Augment
 from fedtailor.data.batches import Batches, Work, indices, poisson, step_keys
 from fedtailor.data.federation import Federation
 from fedtailor.data.guard import Guard
@@ -34,9 +35,10 @@ class Feed:
         seed: int,
         sampling: str = "shuffle",
         guard: Guard | None = None,
+        augment: Augment | None = None,
     ) -> None:
         self.federation, self.phases, self.batch_size, self.seed = federation, phases, batch_size, seed
-        self.sampling, self.guard = sampling, guard
+        self.sampling, self.guard, self.augment = sampling, guard, augment
         self._space: dict[tuple[str, torch.Size], Tensor] = {}
 
     @property
@@ -48,7 +50,13 @@ class Feed:
     def like(self, phases: Phases | None = None, federation: Federation | None = None, guard: Guard | None = None) -> Feed:
         """Return this feed with other work, other clients or another guard."""
         return Feed(
-            federation or self.federation, phases or self.phases, self.batch_size, self.seed, self.sampling, guard or self.guard
+            federation or self.federation,
+            phases or self.phases,
+            self.batch_size,
+            self.seed,
+            self.sampling,
+            guard or self.guard,
+            self.augment,
         )
 
     def guarded(self, data: Any, phase: str = "train") -> Any:
@@ -132,7 +140,9 @@ class Feed:
         index, keys = self._index(np.array([client]), round, phase)
         more = {"rows": self._rows(np.array([client]), phase), **(more or {})}
         expected = float(self.expected(np.array([client]), phase)[0]) if self.sampling == "poisson" else None
-        return Batches(x, y, index[0], step_keys(keys, index.shape[1])[0], more, self._dtype, expected)
+        weights = self.federation.train.weights
+        own = None if weights is None else weights[slice(*self.federation.train.offsets[client : client + 2].tolist())]
+        return Batches(x, y, index[0], step_keys(keys, index.shape[1])[0], more, self._dtype, expected, own, self.augment)
 
     def many(self, clients: NDArray[np.int64], round: int, phase: str = "train") -> dict[str, Any]:
         """Return leaves [steps, clients, batch, ...]: the client axis is second, so that a step is one contiguous block.
@@ -163,20 +173,30 @@ class Feed:
         index, keys = self._index(clients, round, phase)
         train = self.federation.train
         steps = index.shape[1]
-        once = steps > 0 and index.strides[1] == 0  # the same rows in every step: gather them once
+        once = steps > 0 and index.strides[1] == 0 and self.augment is None  # the same rows in every step: gather them once
         index = np.ascontiguousarray((index[:, :1] if once else index).transpose(1, 0, 2))  # [steps, clients, batch]
         real = index >= 0
         # padding repeats the client's own first row, so that no other client's rows are ever read
         rows = np.where(real, index, 0) + train.offsets[clients][:, None]
         mask = torch.from_numpy(real).to(self._dtype)
         parts = {"x": self._gather(f"x/{phase}", train.x, rows), "y": self._gather(f"y/{phase}", train.y, rows), "mask": mask}
+        words = step_keys(keys, steps).T  # [steps, clients]
+        if self.augment is not None:
+            parts["x"] = self._augmented(parts["x"], np.broadcast_to(words[:, :, None], index.shape), np.where(real, index, 0))
+        if train.weights is not None:
+            parts["weight"] = self._gather(f"weight/{phase}", train.weights, rows)
         wide = {name: part.expand(steps, *part.shape[1:]) for name, part in parts.items()}
         wide["rows"] = self._rows(clients, phase).unsqueeze(0)  # clients second
-        wide["key"] = torch.from_numpy(np.ascontiguousarray(step_keys(keys, steps).T))
+        wide["key"] = torch.from_numpy(np.ascontiguousarray(words))
         if self.sampling == "poisson":  # an empty batch is a step as well; 0 where there is no step
             real_steps = np.arange(steps)[:, None] < self.steps(clients, phase)
             wide["expected"] = torch.from_numpy(real_steps * self.expected(clients, phase))
         return wide
+
+    def _augmented(self, x: Tensor, words: NDArray[np.int64], number: NDArray[np.int64]) -> Tensor:
+        """Return gathered rows [steps, clients, batch, ...], changed as each step asks."""
+        assert self.augment is not None
+        return self.augment(x.flatten(0, 2), words.reshape(-1), number.reshape(-1)).view(x.shape)
 
     def _gather(self, name: str, source: Tensor, rows: NDArray[np.int64]) -> Tensor:
         shape = torch.Size((rows.size, *source.shape[1:]))

@@ -14,7 +14,7 @@ from fedtailor.data.secret import Secret, Use
 from fedtailor.errors import InvalidArgument
 
 OPEN = ("key", "step", "facts", "expected", "rows", "client")  # these are not computed from rows (``rows`` is their number)
-ROWS = ("x", "y", "mask", "val")
+ROWS = ("x", "y", "mask", "val", "weight")
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,14 @@ class Split:
     [clients + 1].
 
     ``kinds`` [rows] says which rows follow the law of all clients, where rows were generated from two laws (see ``instances``).
+    ``weights`` [rows] is how much each row counts in the loss (None: all alike).
     """
 
     x: Tensor
     y: Tensor
     offsets: NDArray[np.int64]
     kinds: Tensor | None = None
+    weights: Tensor | None = None
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
@@ -41,5 +43,5 @@ class Split:
     def take(self, clients: NDArray[np.int64]) -> Split:
         rows = [np.arange(self.offsets[i], self.offsets[i + 1]) for i in clients]
         index = torch.from_numpy(np.concatenate(rows))
-        kinds = None if self.kinds is None else self.kinds[index]
-        return Split(self.x[index], self.y[index], np.concatenate([[0], np.cumsum(self.sizes[clients])]), kinds)
+        kinds, weights = (None if each is None else each[index] for each in (self.kinds, self.weights))
+        return Split(self.x[index], self.y[index], np.concatenate([[0], np.cumsum(self.sizes[clients])]), kinds, weights)

@@ -166,6 +166,9 @@ class Options(Cohort, Members, Training):
     loss: str | None = Field(
         None, description="A loss of your own, (logits, y) to one number per row: mine.py:my_loss (default: the task's)."
     )
+    augment: str | None = Field(
+        None, description="A function of your own that changes the rows of a batch, (x, draw) to rows: mine.py:flip."
+    )
     class_weights: Literal["balanced"] | tuple[float, ...] | None = Field(
         None, description="Weights of the classes in the loss, separated by commas, or balanced: rare ones count more."
     )
@@ -188,9 +191,10 @@ class Options(Cohort, Members, Training):
     device: Literal["cpu"] = Field("cpu", description="Where to compute.")
 
     # the training does not depend on these
+    LATER: ClassVar[tuple[str, ...]] = ("score", "augment")  # unknown to earlier versions: left out where they are not set
     HOW: ClassVar[tuple[str, ...]] = ("workers", "worker_timeout", "device", "checkpoint_every", "shift", "start")
 
-    @field_validator("loss", "metrics", "callbacks", mode="before")
+    @field_validator("loss", "augment", "metrics", "callbacks", mode="before")
     @classmethod
     def _functions_by_name(cls, value: Any, info: ValidationInfo) -> Any:
         """A function is written as where it is to be found; of ``metrics={"f1": function}`` the names go before it."""
@@ -229,7 +233,7 @@ class Options(Cohort, Members, Training):
         return {
             name: value
             for name, value in self.plain().items()
-            if name not in self.HOW and value != () and (name, value) != ("score", None)
+            if name not in self.HOW and value != () and not (value is None and name in self.LATER)
         }
 
 

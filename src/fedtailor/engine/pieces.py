@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.algorithms import origin
+from fedtailor.data.augment import Augment
 from fedtailor.data.federation import Federation
 from fedtailor.engine.options import Options
 from fedtailor.engine.start import started
@@ -39,6 +40,17 @@ def with_pieces(task: Task, federation: Federation, options: Options) -> Task:
             raise InvalidArgument("two metrics have the same name; name them, as in metrics={'f1': function}")
     task = scored_by(task, federation, options.score)
     return task if options.start is None else started(task, options.start)
+
+
+def augmented_by(asked: str | None, federation: Federation) -> Augment | None:
+    """Return the augmentation that was asked for, tried on a few rows."""
+    if asked is None:
+        return None
+    if federation.tokens:
+        raise InvalidArgument("augment is for rows of numbers, and these are tokens; give them as a part: x={'ids': ...}")
+    augment = Augment(origin.function_of(asked), origin.name_of(asked), federation.packing)
+    augment.check(federation.train.x)
+    return augment
 
 
 def scored_by(task: Task, federation: Federation, asked: str | None) -> Task:

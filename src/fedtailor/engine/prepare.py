@@ -26,7 +26,7 @@ from fedtailor.engine.crowd import check_crowd, crowd_of, crowd_spent
 from fedtailor.engine.loop import LoopEngine
 from fedtailor.engine.modules import findings, refuse
 from fedtailor.engine.options import Options
-from fedtailor.engine.pieces import with_pieces
+from fedtailor.engine.pieces import augmented_by, with_pieces
 from fedtailor.engine.prefix import after_prefix
 from fedtailor.engine.private import spent, with_noise
 from fedtailor.engine.setup import DTYPES, build_task, drawn, make_plan, named_model, visits_of
@@ -159,7 +159,9 @@ def prepare(
     federation = federation.to(dtype).as_task(options.task or federation.kind)
     task = build_task(model, federation, options.seed, dtype, options.bias, options.backbone)
     task = with_pieces(task, federation, options)
-    trained, rows, notes = (task, federation, ()) if algorithm.reads_rows else after_prefix(task, federation)
+    augment = augmented_by(options.augment, federation)
+    whole = algorithm.reads_rows or augment is not None  # frozen first layers see the rows as they are in each step
+    trained, rows, notes = (task, federation, ()) if whole else after_prefix(task, federation)
     ours = isinstance(model, str) and not origin.is_spec(model) and options.loss is None
     problems = [] if ours else findings(trained, rows.train.x, rows.train.y)
     outside = newcomers_of(federation, options.new_clients, options.seed)
@@ -173,7 +175,7 @@ def prepare(
     crowd = crowd_of(options, settled, len(learners), size, secret)
 
     def plan(method: Algorithm, clients: Federation) -> Plan:
-        made = make_plan(method, trained, clients, options.batch_size, options.seed, options.weights, secret)
+        made = make_plan(method, trained, clients, options.batch_size, options.seed, options.weights, secret, augment)
         return replace(made, crowd=crowd, attendance=attendance if clients is learners else None)
 
     if settled.opt.privacy is not None and settled.opt.privacy.target_epsilon is not None:

@@ -74,7 +74,7 @@ def together(federation: Federation) -> Federation:
     """The rows of all clients as those of one."""
 
     def pooled(split: Split) -> Split:
-        return Split(split.x, split.y, np.array([0, len(split.y)]))
+        return replace(split, offsets=np.array([0, len(split.y)]))
 
     return replace(
         federation,

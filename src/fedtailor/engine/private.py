@@ -69,6 +69,11 @@ def check(algorithm: Algorithm, task: Task, federation: Federation) -> None:
             "batch norm cannot be private: it mixes the rows of a batch, so that no row can be clipped by itself; "
             "use group norm (nn.GroupNorm, or a model by name such as resnet8:group)"
         )
+    if federation.train.weights is not None:
+        raise InvalidArgument(
+            "rows with weights cannot be private: every row's gradient is clipped alike, whatever its weight; leave the weights "
+            "out, or privacy"
+        )
     opt, largest = algorithm.opt.privacy, int(federation.train.sizes.argmax())
     rows = int(federation.train.sizes[largest])
     if opt is not None and opt.delta is not None and opt.delta * rows >= 1 and not opt.force:
@@ -120,7 +125,7 @@ def guarded(plan: Plan, secret: Secret | None = None) -> Plan:
         spec(plan.algorithm), written(plan.algorithm)
     )
     feed = plan.feed
-    feed = Feed(feed.federation, feed.phases, feed.batch_size, feed.seed, opt.sampling, Guard(who, secret))
+    feed = Feed(feed.federation, feed.phases, feed.batch_size, feed.seed, opt.sampling, Guard(who, secret), feed.augment)
     plan = replace(plan, feed=feed)
     uses = uses_of(plan)
     first, *later = (feed.like(guard=uses.guard(who, secret, exchange)) for exchange in range(plan.algorithm.exchanges))

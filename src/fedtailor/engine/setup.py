@@ -16,6 +16,7 @@ from torch import nn
 from fedtailor import models, tree
 from fedtailor.algorithms import origin
 from fedtailor.algorithms.base import Algorithm
+from fedtailor.data.augment import Augment
 from fedtailor.data.federation import Federation
 from fedtailor.data.feed import Feed
 from fedtailor.data.secret import Secret
@@ -110,11 +111,13 @@ def make_plan(
     seed: int,
     weights: str,
     secret: Secret | None = None,
+    augment: Augment | None = None,
 ) -> Plan:
     """Return the plan of a run; where the method is private, its noise comes from ``secret`` (None: a fresh one)."""
     sizes = federation.train.sizes
     share = sizes / sizes.sum() if weights == "size" else np.full(len(federation), 1 / len(federation))
-    return guarded(Plan(algorithm, task, federation, Feed(federation, algorithm.work(), batch_size, seed), share), secret)
+    feed = Feed(federation, algorithm.work(), batch_size, seed, augment=augment)
+    return guarded(Plan(algorithm, task, federation, feed, share), secret)
 
 
 def visits_of(plan: Plan, rounds: int, size: int) -> NDArray[np.int64]:

@@ -20,7 +20,7 @@ from fedtailor.local.gradients import Source
 from fedtailor.local.optim import Optimizer, State
 from fedtailor.local.penalty import Penalty, add_gradient, aligned
 
-LEAVES = ("x", "y", "mask", "key", "expected")  # the tensors of a batch
+LEAVES = ("x", "y", "mask", "key", "weight", "expected")  # the tensors of a batch
 Batch = Mapping[str, Tensor]
 Grads = Sequence[Tensor | None]
 Branch = Grads | None
@@ -146,7 +146,7 @@ class Stacked(Walked):
             selected: Any = None if size == clients else slice(0, size) if prefix else busy[k].nonzero()[:, 0]
             batch = {name: value[k] if selected is None else value[k][selected] for name, value in data.items()}
             if rows < widest:
-                batch.update({name: batch[name][:, :rows] for name in ("x", "y", "mask")})
+                batch.update({name: batch[name][:, :rows] for name in ("x", "y", "mask", "weight") if name in batch})
             if least[k] == rows:
                 del batch["mask"]
             yield selected, batch

@@ -77,7 +77,7 @@ def repeat(batch: Mapping[str, Any], steps: int) -> Any:
     if "mask" not in batch:  # loop engine: a real batch
         index = np.broadcast_to(np.arange(len(batch["y"])), (steps, len(batch["y"])))
         expected = float(batch["expected"]) if "expected" in batch else None
-        return Batches(batch["x"], batch["y"], index, keys.numpy(), expected=expected)
+        return Batches(batch["x"], batch["y"], index, keys.numpy(), expected=expected, weights=batch.get("weight"))
     names = [name for name in LEAVES if name in batch and name != "key"]
     wide = {name: batch[name].unsqueeze(0).expand(steps, *batch[name].shape) for name in names}
     return {**wide, "key": keys}

@@ -108,6 +108,8 @@ def fingerprint(federation: Federation) -> str:
             for rows in (split.x, split.y):
                 checksum.update(str((tuple(rows.shape), rows.dtype)).encode())
                 checksum.update(_bytes(rows))
+    if federation.train.weights is not None:
+        checksum.update(_bytes(federation.train.weights))
     if federation.packing is not None:
         checksum.update(repr(federation.packing.to_json()).encode())
     if federation.public is not None:

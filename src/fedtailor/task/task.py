@@ -29,6 +29,7 @@ from fedtailor.tree import BUFFER
 Model = dict[str, Tensor]
 Batch = Mapping[str, Tensor]
 Clipped = Callable[[Model, Batch, float, Collection[str]], Sums]
+SMALLEST = 1e-30  # sum of weights by which is divided
 
 
 class Prefix(NamedTuple):
@@ -144,11 +145,14 @@ class Task:
     def mean_over(self, values: Tensor, batch: Batch) -> Tensor:
         """Return the mean over a batch of one number per row, weighted by ``weigh``."""
         weight = self.weigh(batch)
-        return values.mean() if weight is None else (values * weight).sum() / weight.sum().clamp(min=1)
+        if weight is None:
+            return values.mean()
+        return (values * weight).sum() / weight.sum().clamp(min=SMALLEST if "weight" in batch else 1)
 
     def weigh(self, batch: Batch) -> Tensor | None:
-        """Return each row's weight in a mean over the batch: 1, or its real positions; 0 if padded. None: all count alike."""
-        mask = batch.get("mask")
+        """Return each row's weight in a mean over the batch: 1 or its own, times its real positions; 0 if padded. None: all count
+        alike."""
+        mask = weights_of(batch)
         if not self.kind.per_position(batch["y"]):
             return mask
         count = self.kind.targets(batch["y"])
@@ -373,6 +377,14 @@ def _state(module: nn.Module) -> tuple[Model, dict[str, str]]:
     return start, names
 
 
+def weights_of(batch: Batch) -> Tensor | None:
+    """Return the mask of a batch times the rows' own weights; None where there is neither."""
+    mask, weight = batch.get("mask"), batch.get("weight")
+    if weight is None:
+        return mask
+    return weight if mask is None else weight * mask
+
+
 def _linear_apply(model: Model, x: Tensor) -> Tensor:
     return F.linear(x.flatten(1), model["weight"], model.get("bias"))
 
@@ -390,11 +402,12 @@ class _Linear:
     def gradient(self, model: Model, batch: Batch) -> Model:
         """Return the gradient: weights [.., K, d], rows [.., B, d], with or without a client axis."""
         x, residual = self._residual(model, batch)
-        mask = batch.get("mask")
+        mask = weights_of(batch)
         if mask is None:
             residual /= x.shape[-2]
         else:
-            residual *= (mask / mask.sum(-1, keepdim=True).clamp(min=1)).unsqueeze(-1)
+            least = SMALLEST if "weight" in batch else 1
+            residual *= (mask / mask.sum(-1, keepdim=True).clamp(min=least)).unsqueeze(-1)
         out = {"weight": residual.transpose(-1, -2) @ x}
         if "bias" in model:
             out["bias"] = residual.sum(-2)

@@ -36,10 +36,18 @@ class Problem:
 
     def constants(self, weight_decay: float = 0.0) -> Constants:
         """Strong convexity and smoothness of the clients' risks; refused for a model where they are not known."""
+        self._check_weights()
         return constants(self.task, self.federation, weight_decay)
+
+    def _check_weights(self) -> None:
+        if self.federation.train.weights is not None:
+            raise InvalidArgument(
+                "the theory's step sizes are for rows that count alike, and these have weights; give lr and steps"
+            )
 
     def split(self, mine: Collection[str], weight_decay: float = 0.0) -> Split:
         """What PARTIAL's theorems ask about the problem with the personal part ``mine``."""
+        self._check_weights()
         return rates.split_constants(self.task, self.federation, mine, self.batch_size, weight_decay)
 
 
