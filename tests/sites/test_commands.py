@@ -51,6 +51,25 @@ def test_a_dry_run_shows_what_would_leave_and_starts_nothing(tmp_path, table):
     assert not (tmp_path / "net" / "sites" / "A" / "site.log").exists()
 
 
+def test_a_secure_network_has_signatures_and_says_what_the_server_can_open(tmp_path, table):
+    done = made(tmp_path, table, "--secure")
+    assert done.exit_code == 0, done.stderr
+    network = Network(tmp_path / "net")
+    assert network.terms.secure
+    assert network.agreed.pact.threshold == 2
+    for site in ("A", "B"):
+        folder = tmp_path / "net" / "sites" / site
+        assert Place(folder).digest == network.digest
+        assert sorted(path.name for path in (folder / "peers").iterdir()) == ["A.pem", "B.pem"]
+        assert (folder / "sums.pem").stat().st_mode & 0o077 == 0
+    said = command("client", tmp_path / "net" / "sites" / "A", "--data", table, "--dry-run").stdout
+    assert "under masks (8 integers of 64 bits)" in said
+    assert "a sum of 2 sites' or more and no single one" in said
+    config = tmp_path / "net" / "sites" / "A" / "config.toml"
+    config.write_text(config.read_text().replace("threshold = 2", "threshold = 1"))
+    assert Place(config.parent).digest != network.digest
+
+
 def test_runs_are_numbered_and_the_last_one_is_gone_on_with(tmp_path, table):
     made(tmp_path, table)
     network = Network(tmp_path / "net")
@@ -78,6 +97,11 @@ def test_runs_are_numbered_and_the_last_one_is_gone_on_with(tmp_path, table):
         (("init", "new", "--sites", "A,B", "--like", "all.csv"), "--label"),
         (("init", "new", "--sites", "A,B", "--like", "all.csv", "--label", "y", "--address", "here"), "host:port"),
         (("init", "new", "--sites", "A,B", "--like", "all.csv", "--label", "y", "--method", "l2gd"), "cannot run at sites"),
+        (("init", "new", "--sites", "A,B", "--like", "all.csv", "--label", "y", "--threshold", "2"), "give --secure"),
+        (
+            ("init", "new", "--sites", "A,B", "--like", "all.csv", "--label", "y", "--method", "pfedhn", "--secure"),
+            "cannot run with secure sums",
+        ),
         (("demo", "--data", "nowhere.csv"), "there is no nowhere.csv"),
     ],
 )

@@ -33,6 +33,8 @@ def init(
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Settings of the method.")] = None,
     config: Annotated[Path | None, typer.Option(help="Further settings, in a TOML file with the names of run's flags.")] = None,
     address: Annotated[str, typer.Option(help="The server's host:port, as sites see it.")] = "127.0.0.1:8443",
+    secure: Annotated[bool, typer.Option("--secure", help="Let the server see sums of uploads only, never one.")] = False,
+    threshold: Annotated[int | None, typer.Option(help="With --secure: the fewest sites in a sum (default: two thirds).")] = None,
     as_json: Json = False,
 ) -> None:
     """Write the folder of a network: what is trained, what tables look like, certificates, a key for every site, a checklist."""
@@ -57,7 +59,10 @@ def init(
     if not host or not port.isdigit():
         raise InvalidArgument(f"--address must be host:port, not {address!r}")
     everyone = [name.strip() for name in names.split(",") if name.strip()]
-    made = project.create(folder, everyone, looks, settings.algorithm(), model, settings.options(), (host, int(port)))
+    if threshold is not None and not secure:
+        raise InvalidArgument("--threshold says how many sites a secure sum needs; give --secure as well")
+    terms = {"threshold": threshold} if secure else None
+    made = project.create(folder, everyone, looks, settings.algorithm(), model, settings.options(), (host, int(port)), terms)
     if as_json:
         typer.echo(json.dumps({"network": str(folder), "sites": everyone, "digest": made.digest}, indent=2))
         return

@@ -34,7 +34,7 @@ def make_keys(path: Path) -> Path:
 
 def sign(folder: Path, key: Path) -> None:
     """Write the signature of a finished run; its files should have been verified before."""
-    secret: Ed25519PrivateKey = _key(key, "private")
+    secret: Ed25519PrivateKey = read_key(key, "private")
     signed = secret.sign(PURPOSE + files.read(folder / MANIFEST))
     files.write(folder / SIGNATURE, base64.b64encode(signed).decode() + "\n")
 
@@ -46,7 +46,7 @@ def is_signed(folder: Path) -> bool:
 
 def check(folder: Path, key: Path) -> None:
     """Refuse a run directory that was not signed with the other half of the public ``key``."""
-    public: Ed25519PublicKey = _key(key, "public")
+    public: Ed25519PublicKey = read_key(key, "public")
     if not is_signed(folder):
         raise BadRun(f"{folder} is not signed; ask whoever made it to run: fedtailor sign {folder} --key KEY.pem")
     try:
@@ -58,7 +58,8 @@ def check(folder: Path, key: Path) -> None:
         ) from error
 
 
-def _key(path: Path, half: str) -> Any:
+def read_key(path: Path, half: str) -> Any:
+    """Return the private or the public half of a pair, from its file."""
     primitives = _primitives()
     kind = primitives.ed25519.Ed25519PrivateKey if half == "private" else primitives.ed25519.Ed25519PublicKey
     try:

@@ -19,7 +19,7 @@ from fedtailor.data.split import Split
 from fedtailor.engine.options import Options
 from fedtailor.engine.prepare import Prepared, prepare
 from fedtailor.errors import InvalidArgument, InvalidData
-from fedtailor.sites.pact import Pact, without_crowd
+from fedtailor.sites.pact import Pact, check_pact, without_crowd
 from fedtailor.task.kinds import Kind, kind_of
 from fedtailor.theory.resolve import Problem
 
@@ -123,7 +123,10 @@ class Agreed:
 
     def at_server(self) -> Prepared:
         """Return what the server needs: everything but rows."""
-        return prepare(self.settled, self.rows.pretend(self.clients), self.model, without_crowd(self.options))
+        ready = prepare(self.settled, self.rows.pretend(self.clients), self.model, without_crowd(self.options))
+        if self.pact is not None:
+            check_pact(ready, [self.example_upload(ready, exchange) for exchange in range(ready.algorithm.exchanges)])
+        return ready
 
     def at_site(self, own: Federation, secret: Secret | None = None) -> Prepared:
         """Return what a site needs, from its own rows alone."""

@@ -25,6 +25,7 @@ from fedtailor.runs import files
 from fedtailor.sites.house import House
 from fedtailor.sites.names import FAILED, FOLDER, nodes_of
 from fedtailor.sites.project import Network, Place
+from fedtailor.sites.secure import STEPS
 from fedtailor.sites.server import Conductor
 from fedtailor.sites.site import EVALUATE, FINISH, HELLO, TRAIN
 from fedtailor.sites.wire import Parcel
@@ -36,7 +37,7 @@ TYPES = {
     TRAIN: MessageType.TRAIN,
     EVALUATE: MessageType.EVALUATE,
     HELLO: f"{MessageType.QUERY}.{HELLO}",
-    FINISH: f"{MessageType.QUERY}.{FINISH}",
+    **{action: f"{MessageType.QUERY}.{action}" for action in (FINISH, *STEPS)},
 }
 TEXT, TENSORS, PIECES = "text", "tensors", "pieces"
 PAUSE = 0.3  # seconds between looks at the replies
@@ -144,7 +145,8 @@ def _answer(message: Message, context: Context) -> Message:
 client.train()(_answer)
 client.evaluate()(_answer)
 client.query(HELLO)(_answer)
-client.query(FINISH)(_answer)
+for _action in (FINISH, *STEPS):
+    client.query(_action)(_answer)
 
 
 # -- a simulation on one machine ---------------------------------------------------------------------------------------

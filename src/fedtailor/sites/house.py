@@ -25,9 +25,11 @@ from fedtailor.runs import config, files, models
 from fedtailor.runs.journal import Journal
 from fedtailor.runs.layout import SUMMARY
 from fedtailor.runs.personal import stacked
+from fedtailor.runs.signature import read_key
 from fedtailor.runs.store import Store
 from fedtailor.sites.memory import Memory
-from fedtailor.sites.project import Place
+from fedtailor.sites.project import PEERS, SIGNER, Place
+from fedtailor.sites.secure import SUMS, Seat
 from fedtailor.sites.site import Site
 
 STATE, RUNS, SECRET = "state", "runs", "noise.key"
@@ -58,7 +60,16 @@ class House:
                 key = files.read(self.key).strip()
             except FileNotFoundError:
                 raise InvalidArgument(f"there is no key {self.key}; make one with fedtailor sites client --new-key") from None
-        return Site(self.ready, Memory(self.place.folder / STATE, key), self.place.digest, self._end)
+        return Site(self.ready, Memory(self.place.folder / STATE, key), self.place.digest, self._end, self._seat(key))
+
+    def _seat(self, key: bytes | None) -> Seat | None:
+        """Return the site's place in secure sums, where these were agreed on."""
+        place, pact = self.place, self.place.agreed.pact
+        if pact is None:
+            return None
+        signer = read_key(place.folder / SIGNER, "private").private_bytes_raw()
+        peers = {name: read_key(place.folder / PEERS / f"{name}.pem", "public").public_bytes_raw() for name in place.clients}
+        return Seat(place.client, pact, Memory(place.folder / STATE / SUMS, key), signer, peers, place.digest)
 
     def _secret(self) -> Secret | None:
         """Return where the noise of a private method comes from: the same as long as the site is there."""
@@ -96,10 +107,13 @@ class House:
         ]
         for exchange in range(agreed.algorithm.exchanges):
             often = f"exchange {exchange + 1} of every round" if agreed.algorithm.exchanges > 1 else "every round"
-            for path, (shape, dtype) in agreed.upload_like(ready, exchange).items():
+            like = agreed.upload_like(ready, exchange)
+            for path, (shape, dtype) in like.items():
                 size = int(np.prod(shape)) * dtype.itemsize
                 kind = str(dtype).removeprefix("torch.")
                 lines.append(f"  {often} it takes part in: {path}, {kind} of shape {shape}, {size:,} bytes")
+            if agreed.pact is not None:
+                lines += agreed.pact.words(sum(int(np.prod(shape)) for shape, _ in like.values()))
         if agreed.options.weights == "size":
             lines.append("  once: the number of its training rows")
         evaluations = "the end" if not ready.every else f"every {ready.every} rounds"
@@ -109,6 +123,10 @@ class House:
         epsilon = self.epsilon()
         private = f"epsilon = {epsilon:.3g} for any one training row, scores not counted" if epsilon is not None else "no bound"
         lines.append(f"Privacy of what is sent: {private}.")
+        if agreed.pact is not None and agreed.pact.clip is not None:
+            cost, delta = (agreed.pact.spent(rounds, agreed.algorithm.exchanges)[f"user_{fact}"] for fact in ("epsilon", "delta"))
+            often = "if it takes part in every round; scores not counted"
+            lines.append(f"Privacy of the whole site in the sums: epsilon = {cost:.3g} at delta = {delta:g}, {often}.")
         return lines
 
     def _end(self, site: Site, run: str, sent: Sent, store: Store) -> None:

@@ -108,6 +108,23 @@ class Pact:
         placed = dict(zip(map(id, in_order(like)), parts, strict=True))
         return tree.refill(like, iter([placed[id(leaf)].view(leaf.shape).to(leaf.dtype) for leaf in leaves]))
 
+    def note(self) -> str:
+        """Return what a report says of it."""
+        return (
+            f"The server saw sums of {self.threshold} sites' uploads or more, and no single one, which nobody could check; "
+            f"a number in their mean is exact to {self.error:.1e} where sites weigh the same."
+        )
+
+    def words(self, numbers: int) -> list[str]:
+        """Return what a site's owner is told of an upload of so many numbers."""
+        noise = ""
+        if self.clip is not None:
+            noise = f", clipped to norm {self.clip:g}, with this site's part of a noise of {self.noise:g} times that"
+        return [
+            f"    all of it under masks ({numbers:,} integers of {self.bits} bits){noise}: the server can open a sum of "
+            f"{self.threshold} sites' or more and no single one; numbers are rounded to steps of {2 * self.error:.1e}",
+        ]
+
     def spent(self, visits: int, exchanges: int) -> dict[str, Any]:
         """Return what the summary says of the privacy of whole sites."""
         if self.clip is None:

@@ -12,7 +12,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,15 @@ from fedtailor.algorithms.settings import make, settings, spec
 from fedtailor.engine.options import Options
 from fedtailor.errors import InvalidArgument
 from fedtailor.runs import files
+from fedtailor.runs.signature import make_keys
 from fedtailor.sites import keys
 from fedtailor.sites.agreed import Agreed
-from fedtailor.sites.server import Terms
+from fedtailor.sites.pact import pact_of
 from fedtailor.sites.table import AgreedTable
+from fedtailor.sites.terms import Terms
 
 CONFIG, SCHEMA, CHECKLIST, KEY, SITE = "config.toml", "schema.toml", "CHECKLIST.md", "key", "site.toml"
+SIGNER, PEERS = "sums.pem", "peers"  # where sums are secure: what a site signs with, and how it knows the others' signatures
 NAME = re.compile(r"[A-Za-z0-9][\w .-]{0,60}")
 PORT = 8443
 NEVER = ("engine", "workers", "worker_timeout", "device", "checkpoint_every", "shift", "new_clients", "backbone", "task")
@@ -97,14 +100,21 @@ class Network:
         for name in NEVER:
             if name in asked:
                 raise InvalidArgument(f"{self.folder / CONFIG}: {name} has no meaning across sites; take it out")
-        options = Options.of(asked, f"{self.folder / CONFIG}: ")
-        return Agreed(make(str(method), set_), str(model), options, self.clients, self.table.rows())
+        options, algorithm = Options.of(asked, f"{self.folder / CONFIG}: "), make(str(method), set_)
+        pact = pact_of(asdict(self.terms), options, len(self.clients), algorithm.exchanges) if self.terms.secure else None
+        return Agreed(algorithm, str(model), options, self.clients, self.table.rows(), pact)
 
     @property
     def digest(self) -> str:
         """A checksum of all that must be the same everywhere."""
         run = self._table("run")
-        content = {"clients": sorted(self.clients), "run": run, "schema": tomllib.loads((self.folder / SCHEMA).read_text())}
+        content: dict[str, Any] = {
+            "clients": sorted(self.clients),
+            "run": run,
+            "schema": tomllib.loads((self.folder / SCHEMA).read_text()),
+        }
+        if self.terms.secure:  # a site keeps to its own copy of these, whatever the server says
+            content["secure"] = [self.terms.threshold, self.terms.bits, self.terms.largest]
         method = str(run.get("method", ""))
         own = (self.folder / method.split(":")[0]).read_text() if ":" in method else ""
         return hashlib.sha256(json.dumps([content, own], sort_keys=True).encode()).hexdigest()
@@ -131,8 +141,12 @@ def create(
     model: str,
     options: Options,
     address: tuple[str, int],
+    secure: Mapping[str, Any] | None = None,
 ) -> Network:
-    """Write the folder of a network, checked: nothing is written of one that could not run."""
+    """Write the folder of a network, checked: nothing is written of one that could not run.
+
+    With ``secure`` (its terms: threshold, bits, largest) the server is to see sums of uploads only.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InvalidArgument(f"{folder} exists and is not empty; give a new directory")
     for site in sites:
@@ -141,12 +155,18 @@ def create(
     columns = tuple(map(dict, schema["columns"]))
     agreed_table = AgreedTable.of({**schema, "columns": columns})
     agreed_table.check()
-    Agreed(algorithm, model, options, tuple(sites), agreed_table.rows()).at_server()
+    pact = None if secure is None else pact_of(secure, options, len(sites), algorithm.exchanges)
+    Agreed(algorithm, model, options, tuple(sites), agreed_table.rows(), pact).at_server()
+    terms: dict[str, Any] = {"deadline": 600.0, "least": min(2, len(sites))}
+    if pact is not None:
+        terms |= {"secure": True, "threshold": pact.threshold, "bits": pact.bits, "largest": pact.largest}
+        if pact.clip is not None:
+            options = options.but(user_target_epsilon=None, user_noise=pact.noise)
     method, own = _method(algorithm)
     asked = {key: value for key, value in options.plain().items() if key not in NEVER and value is not None}
     config = {
         "network": {"name": folder.name, "address": f"{address[0]}:{address[1]}", "sites": list(sites)},
-        "terms": {"deadline": 600.0, "least": min(2, len(sites))},
+        "terms": terms,
         "run": {"method": method, "model": model, **asked, "set": settings(algorithm)},
     }
     texts = {CONFIG: tomli_w.dumps(config), SCHEMA: tomli_w.dumps(dict(schema)), **own}
@@ -159,6 +179,10 @@ def create(
         files.write(place / keys.AUTHORITY, files.read(server / keys.AUTHORITY))
         for name, text in {**texts, SITE: tomli_w.dumps({"site": site})}.items():
             files.write(place / name, text)
+        if pact is not None:
+            signer = make_keys(place / SIGNER)
+            for other in sites:
+                files.write(folder / "sites" / other / PEERS / f"{site}.pem", files.read(signer))
     for name, text in texts.items():
         files.write(folder / name, text)
     files.write(folder / CHECKLIST, checklist(folder.name, sites, address))

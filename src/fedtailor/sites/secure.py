@@ -100,7 +100,7 @@ class Seat:
         total += masks.stream(bytes.fromhex(session["seed"]), len(total), pact.bits)
         for name, text in others.items():
             between = masks.agree(lock, bytes.fromhex(members[name]["lock"]), "lock", about, name, self.name)
-            shares[name] = masks.unlock(between, bytes.fromhex(text), about).hex()
+            shares[name] = masks.unlock(between, _bytes(text, name), about).hex()
             total += pair_mask(own, members, self.name, name, about, len(total), pact.bits)
         more = {"step": MASK, "shares": shares, "present": present, "seed": "", "private": {}}
         self._keep(run, {**session, **more}, np.zeros(0))  # the upload and the keys are not needed any more
@@ -145,7 +145,7 @@ class Seat:
                 public.verify(bytes.fromhex(keys["signed"]), keys_signed(self.agreed, run, about, name, said))
             except (KeyError, ValueError, TypeError, lib.InvalidSignature):
                 raise InvalidData(
-                    f"the keys that the server gives for {name} are not signed by {name}; compare peers.json"
+                    f"the keys that the server gives for {name} are not signed by {name}; compare the files in peers/"
                 ) from None
 
     def _check_opened(self, run: str, number: list[int]) -> dict[str, int]:
@@ -177,6 +177,13 @@ class Seat:
         if session["step"] not in after:
             raise InvalidData(f"the server asks to {asked.facts['action']} after {session['step']}; every step is taken once")
         return run, session, kept["upload"].numpy()
+
+
+def _bytes(text: str, name: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise InvalidData(f"the share of {name} cannot be read; it does not keep to the protocol") from None
 
 
 def _word(number: list[int]) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from fedtailor.algorithms.base import Round
 from fedtailor.algorithms.settings import notes_on
 from fedtailor.engine.base import UNREAD, Ids, Sent, labelled, lift, one_thread
 from fedtailor.engine.prepare import Prepared
-from fedtailor.engine.setup import drawn
+from fedtailor.engine.setup import drawn, visits_of
 from fedtailor.engine.state import State
 from fedtailor.engine.summary import asked_for, best
 from fedtailor.errors import Diverged, InvalidArgument, InvalidData, TooFewSites
@@ -35,25 +35,15 @@ from fedtailor.server import guard
 from fedtailor.server.reduce import Mean, Reduce, named
 from fedtailor.sites.agreed import Agreed
 from fedtailor.sites.memory import BORN
-from fedtailor.sites.pact import check_pact, weighs
+from fedtailor.sites.pact import weighs
+from fedtailor.sites.replies import Columns, Transport, answered, bytes_of, mismatch, sentences
 from fedtailor.sites.site import EVALUATE, FINISH, HELLO, TRAIN
 from fedtailor.sites.sums import Exchange
 from fedtailor.sites.terms import Ledger, Terms
 from fedtailor.sites.wire import Parcel, round_facts, round_tree
 
-Columns = dict[str, np.ndarray[Any, np.dtype[np.float64]]]
 REMEMBERED = 50  # norms of accepted uploads that new ones are compared with
 OF_THE_ROUND = ("round", "cohort", "bytes_down", "bytes_up", "seconds", "left_out")
-
-
-class Transport(Protocol):
-    """Carries messages to sites and back."""
-
-    @property
-    def name(self) -> str: ...
-
-    def ask(self, parcels: Mapping[str, Parcel], seconds: float) -> Mapping[str, Parcel | str]:
-        """Return every client's reply, or, where there is none within ``seconds``, a word that says why."""
 
 
 @dataclass(eq=False)
@@ -72,6 +62,7 @@ class Conductor:
         """Return the summary when all rounds are played and every site that could be reached has its model."""
         began = time.perf_counter()
         self.ready: Prepared = self.agreed.at_server()
+        self.traffic = np.zeros(2, np.int64)  # bytes down and up, where the server counts them
         state = self.ready.start()
         with closing(self._journal(state, resume)) as journal:
             earlier = journal.earlier
@@ -102,7 +93,8 @@ class Conductor:
 
     def _journal(self, state: State, resume: bool) -> Journal:
         ready, asked = self.ready, self.ready.options.plain()
-        same = {"model": ready.model_name, **ready.options.identity()}
+        pact = {} if self.agreed.pact is None else {"secure": self.agreed.pact.plain()}
+        same = {"model": ready.model_name, **ready.options.identity(), **pact}
         identity = config.identity(ready.asked, ready.federation, state.shared, same, ready.task.frozen)
         described = config.describe(ready.asked, ready.federation, ready.model, asked)
         return Journal(self.out, described, identity, resume, 1)
@@ -121,10 +113,12 @@ class Conductor:
     def _ask(self, parcels: Mapping[str, Parcel], number: int) -> dict[str, Parcel]:
         """Return the replies that belong to what was asked; why others do not is noted."""
         replies = self.transport.ask(parcels, self.terms.deadline)
+        if self.agreed.pact is not None:  # its messages have no form of their own that could be known beforehand
+            self.traffic += [sum(parcel.size for parcel in parcels.values()), sum(map(bytes_of, replies.values()))]
         good: dict[str, Parcel] = {}
         for name, asked in parcels.items():
             reply = replies.get(name, "did not answer")
-            wrong = reply if isinstance(reply, str) else _mismatch(asked.facts, reply.facts)
+            wrong = reply if isinstance(reply, str) else mismatch(asked.facts, reply.facts)
             if wrong is not None:
                 self.ledger.note(number, name, wrong)
             elif not isinstance(reply, str):
@@ -156,12 +150,10 @@ class Conductor:
         ready, plan, rounds = self.ready, self.ready.plan, self.ready.options.rounds
         every = ready.every
         likes = [self.agreed.example_upload(ready, exchange) for exchange in range(plan.algorithm.exchanges)]
-        if self.agreed.pact is not None:
-            check_pact(ready, likes)
         state.sent = plan.sent_after(state.shared, state.server, len(state.records), rounds)
         columns: Columns | None = None
         for number in range(len(state.records), rounds):
-            started = time.perf_counter()
+            started, before = time.perf_counter(), self.traffic.copy()
             invited = ids = drawn(plan, ready.size, number)
             for exchange, like in enumerate(likes):
                 ids, rnd = self._exchange(state, plan.round(number, rounds, ids, exchange), ids, like)
@@ -173,6 +165,7 @@ class Conductor:
                 "cohort": len(ids),
                 "bytes_down": ready.facts["bytes_down"] * talking,
                 "bytes_up": ready.facts["bytes_up"] * talking,
+                **(self._traffic_since(before) if self.agreed.pact is not None else {}),
                 **({"left_out": missing} if missing else {}),
                 **plan.algorithm.measures(state.server, rnd),
             }
@@ -208,6 +201,10 @@ class Conductor:
             if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
                 raise Diverged(rnd.number, ["the server"], f"the shared {path}")
         return present, now
+
+    def _traffic_since(self, before: Any) -> dict[str, int]:
+        down, up = (self.traffic - before).tolist()
+        return {"bytes_down": down, "bytes_up": up}
 
     def _least(self, ids: Ids) -> int:
         least = min(self.terms.least, len(ids))
@@ -336,9 +333,9 @@ class Conductor:
         final = number + 1 == self.ready.options.rounds
         late = [f"{metric.name}_{side}" for metric in self.ready.task.measured if metric.late for side in ("personal", "global")]
         test = {key: values for key, values in self._columns(heard, "test").items() if final or key not in late}
-        out = summarize(kind, _present(test), score)
+        out = summarize(kind, answered(test), score)
         if self.agreed.rows.validation:
-            out |= on_validation(kind, _present(self._columns(heard, "val")), score)
+            out |= on_validation(kind, answered(self._columns(heard, "val")), score)
         return out, test
 
     def _columns(self, heard: Mapping[str, Parcel], part: str) -> Columns:
@@ -386,42 +383,22 @@ class Conductor:
             "bytes_up": sum(record["bytes_up"] for record in records),
             "epsilon_max": None,  # every site's own summary has it
             "epsilon": None,
+            **({} if self.agreed.pact is None else self.agreed.pact.spent(self._most_visits(), ready.algorithm.exchanges)),
             **best(records, ready.task.score),
             "events": self.ledger.events,
             "run": self.ledger.run,
-            "notes": [*ready.notes, *ready.facts["notes"], *notes_on(ready.algorithm), *_sentences(self.ledger.events)],
+            "notes": [
+                *([] if self.agreed.pact is None else [self.agreed.pact.note()]),
+                *ready.notes,
+                *ready.facts["notes"],
+                *notes_on(ready.algorithm),
+                *sentences(self.ledger.events),
+            ],
         }
 
-
-def _sentences(events: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what went wrong, a sentence for each site."""
-    by_client: dict[str, list[Mapping[str, Any]]] = {}
-    for event in events:
-        by_client.setdefault(event["client"], []).append(event)
-    return [
-        f"{name}: {'once' if len(own) == 1 else f'{len(own)} times'} something went wrong, "
-        f"last in round {own[-1]['round']}: {own[-1]['what']}"
-        for name, own in by_client.items()
-    ]
-
-
-def _mismatch(asked: Mapping[str, Any], said: Mapping[str, Any]) -> str | None:
-    """Return why a reply is not one to what was asked."""
-    if said.get("error"):
-        return f"could not answer: {said['error']}"
-    for fact in ("client", "action", "run"):
-        if said.get(fact) != asked[fact]:
-            return f"answered with {fact} {said.get(fact)!r} in place of {asked[fact]!r}"
-    numbers = {TRAIN: ("base", "version"), EVALUATE: ("base",), FINISH: ("base",)}.get(asked["action"], ())
-    if not all(isinstance(said.get(key), int) and not isinstance(said.get(key), bool) for key in numbers):
-        return "did not say which version of its state it has"
-    return None
-
-
-def _present(columns: Columns) -> Columns:
-    """Return the columns of the sites that answered."""
-    there = ~np.isnan(columns["rows"])
-    return {name: values[there] for name, values in columns.items()}
+    def _most_visits(self) -> int:
+        """Return how many rounds the client takes part in that takes part in most."""
+        return int(visits_of(self.ready.plan, self.ready.options.rounds, self.ready.size).max())
 
 
 def _weighted(ready: Prepared, sizes: np.ndarray[Any, np.dtype[np.float64]]) -> Any:

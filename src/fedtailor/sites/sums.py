@@ -15,6 +15,8 @@ from fedtailor.sites.pact import Pact
 from fedtailor.sites.secure import MASK, REVEAL, SHARE, pair_mask, promise, transcript
 from fedtailor.sites.wire import Parcel
 
+Shares = dict[str, dict[str, dict[int, bytes]]]
+ASKED = 2  # times that a site is asked for its shares
 Ask = Callable[[Mapping[str, Parcel]], Mapping[str, Parcel]]
 
 
@@ -68,8 +70,10 @@ class Exchange:
 
     def _has_shares(self, name: str, reply: Parcel, members: Mapping[str, Any]) -> bool:
         shares = reply.facts.get("shares")
-        if isinstance(shares, Mapping) and set(shares) == set(members) - {name} and isinstance(reply.facts.get("promise"), str):
-            return True
+        if isinstance(shares, Mapping) and set(shares) == set(members) - {name}:
+            texts = (reply.facts.get("promise"), *shares.values())
+            if all(isinstance(text, str) for text in texts):
+                return True
         self.note(name, "did not send a share to every site")
         return False
 
@@ -84,28 +88,36 @@ class Exchange:
                 words[name] = leaf.numpy().view(masks.WORDS[self.pact.bits])
         return words
 
-    def _shares(self, there: list[str], order: list[str], needed: int) -> dict[str, dict[str, dict[int, bytes]]] | None:
+    def _shares(self, there: list[str], order: list[str], needed: int) -> Shares | None:
         """Return the shares by kind, by whose secret they are of, by place; sites that do not answer are asked once more."""
-        out: dict[str, dict[str, dict[int, bytes]]] = {"keys": {}, "seeds": {}}
+        out: Shares = {"keys": {}, "seeds": {}}
         waiting = list(there)
-        answered = 0
-        for _ in range(2):
+        for _ in range(ASKED):
             for name, reply in self._say(REVEAL, {name: {"there": there} for name in waiting}).items():
                 waiting.remove(name)
-                answered += 1
-                for kind, by_owner in out.items():
-                    for owner, text in dict(reply.facts.get(kind) or {}).items():
-                        by_owner.setdefault(owner, {})[order.index(name) + 1] = bytes.fromhex(text)
-            if answered >= needed:
+                for kind, owner, share in self._read_shares(name, reply):
+                    out[kind].setdefault(owner, {})[order.index(name) + 1] = share
+            if len(there) - len(waiting) >= needed:
                 return out
         return None
+
+    def _read_shares(self, name: str, reply: Parcel) -> list[tuple[str, str, bytes]]:
+        try:
+            texts = [(kind, owner, text) for kind in ("keys", "seeds") for owner, text in reply.facts[kind].items()]
+            shares = [(kind, owner, bytes.fromhex(text)) for kind, owner, text in texts]
+        except (KeyError, AttributeError, TypeError, ValueError):
+            shares = []
+        if not shares or any(len(share) != masks.SHARE for *_, share in shares):
+            self.note(name, "sent shares that cannot be read")
+            return []
+        return shares
 
     def _open(
         self,
         words: Mapping[str, masks.Words],
         present: Mapping[str, Mapping[str, Any]],
         members: Mapping[str, Mapping[str, str]],
-        shares: Mapping[str, Mapping[str, Mapping[int, bytes]]],
+        shares: Shares,
         about: bytes,
     ) -> masks.Words:
         """Return the sum: take away every present site's own mask, and the masks that lost ones have in common with them."""

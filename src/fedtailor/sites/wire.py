@@ -35,6 +35,12 @@ class Parcel:
         text = json.dumps({"facts": dict(self.facts), "keys": tree.map(lambda _: next(places), self.tree)})
         return text, [leaf.detach().cpu().contiguous().numpy() for leaf in tree.leaves(self.tree)]
 
+    @property
+    def size(self) -> int:
+        """The bytes of it, as taken apart."""
+        text, arrays = self.split()
+        return len(text.encode()) + sum(array.nbytes for array in arrays)
+
     @staticmethod
     def joined(text: str, arrays: Sequence[NDArray[Any]]) -> Parcel:
         """Return the parcel that ``split`` took apart; one that does not fit together is refused."""
