@@ -61,12 +61,11 @@ def compare(settings: CompareSettings, out: Path | None, as_json: bool, save: Pa
     tell_about(federation)
     if settings.grid and not settings.tune:
         say("the grid is not used; add --tune to choose from it")
-    if settings.tune and any(a.opt.privacy is not None for a in algorithms.values()):
-        say("the trials of --tune look at the clients' rows too: they are counted in epsilon of all runs together")
     save_settings(settings, save)
     from fedtailor.engine.compare import compare as train
     from fedtailor.engine.compare import total
     from fedtailor.report.page import headline, write
+    from fedtailor.report.privacy import worst_of
 
     folder = out or new_folder(settings.data, "compare")
     grid = settings.grid if settings.tune and settings.grid else settings.tune
@@ -96,7 +95,7 @@ def compare(settings: CompareSettings, out: Path | None, as_json: bool, save: Pa
         show([], [_cells(row["method"], row, measured) for row in rows], False)
         for label, reason in comparison.failed.items():
             print_text(f"{label} failed: {reason}")
-        tell_privacy({label: comparison.summaries(label)[0] for label in comparison})
+        tell_privacy({label: worst_of(comparison.summaries(label)) for label in comparison})
         chosen = f"Best on validation: {best['best']}" if best["best"] else "There are no validation rows to choose a method on"
         print_text(f"{chosen}. The report is in {page}.")
     if comparison.failed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,8 @@ from fedtailor.runs.folder import Folder
 from fedtailor.runs.history import Run
 from fedtailor.runs.patience import stop_if_noted
 from fedtailor.runs.record import Record
+
+TRIALS_COUNT = "the trials of tuning look at the clients' rows too: they are counted in epsilon of all runs together"
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +61,12 @@ class Comparison(Mapping[str, Run]):
     def summaries(self, label: str) -> list[dict[str, Any]]:
         """Return a method's summary per seed, with the time that its tuning took, and what all runs together have spent."""
         spent = {"tuning_seconds": self.tuning_seconds[label]} if label in self.tuning_seconds else {}
-        return [{**r.summary, **spent, **(self.privacy if "noise" in r.summary else {})} for r in self.all[label]]
+        return [{**r.summary, **spent, **self._composed(r.summary)} for r in self.all[label]]
+
+    def _composed(self, summary: Mapping[str, Any]) -> dict[str, Any]:
+        """What all runs together have spent, of the kinds of privacy that a run has."""
+        of_rows, of_clients = "noise" in summary, "user_noise" in summary
+        return {key: value for key, value in self.privacy.items() if (of_clients if key.startswith("user_") else of_rows)}
 
     def table(self, *columns: str) -> list[dict[str, Any]]:
         """Return a row per method: its label and the summary (or the columns named), numbers averaged over the seeds.
@@ -120,6 +128,8 @@ def compare(
     rows, errors = rehearse(named, federation, model, asked)
     if tune:
         tuning.check(list(named.values()), federation, grid)
+        if asked.user_clip is not None or any(algorithm.opt.privacy is not None for algorithm in named.values()):
+            warnings.warn(TRIALS_COUNT, stacklevel=3)
     with ExitStack() as stack:
         folder = None
         if out is not None:
@@ -180,15 +190,18 @@ class Contest:
 
     def enter(self, label: str, algorithm: Algorithm, error: Exception | None) -> None:
         """Tune and run a method, or write down why it fails; ``error`` is what its rehearsal came to."""
-        seed, self.entered[label] = self.options.seed, algorithm
+        seed = self.options.seed
+        if error is None:  # one that cannot take a step spends nothing
+            self.entered[label] = algorithm
         if self.folder is not None and (failure := self.folder.failure(place(label))) is not None:
             self.failures[label] = failure
+            self.stories[label] = self.folder.story(place(label)) or {}
             return
         try:
             if error is not None:
                 raise error
             if self.tune:
-                algorithm, self.stories[label], self.seconds[label] = self._tuned(label, algorithm)
+                algorithm, self.seconds[label] = self._tuned(label, algorithm)
             runs = []
             for seed in range(self.options.seed, self.options.seed + self.seeds):
                 runs.append(self._run(label, algorithm, seed))
@@ -201,24 +214,24 @@ class Contest:
             if self.folder is not None:
                 self.folder.fail(place(label), self.failures[label])
 
-    def _tuned(self, label: str, algorithm: Algorithm) -> tuple[Algorithm, Mapping[str, Any], float]:
-        """Return (the method as tuned, the story, the seconds that it took in this sitting and earlier ones)."""
+    def _tuned(self, label: str, algorithm: Algorithm) -> tuple[Algorithm, float]:
+        """Return (the method as tuned, the seconds that it took in this sitting and earlier ones); keep the story."""
         name, began = place(label), time.perf_counter()
         trials = tuning.Trials(
             self.federation, self.model, self.options, self.grid, self.listener.about(label, "tune", self.options.seed)
         )
         folder = self.folder
-        if folder is None:
-            return *tuning.tune(algorithm, trials), time.perf_counter() - began
 
         def keep(story: dict[str, Any]) -> None:
             nonlocal began
-            if folder.contents.finished:
+            self.stories[label] = story  # also of a tuning that comes to nothing: its trials were played
+            if folder is None or folder.contents.finished:
                 return
             folder.keep(name, story)
             folder.add_seconds(label, -began + (began := time.perf_counter()))
 
-        return *tuning.tune(algorithm, trials, folder.story(name), keep), folder.seconds(label)
+        tuned, self.stories[label] = tuning.tune(algorithm, trials, None if folder is None else folder.story(name), keep)
+        return tuned, time.perf_counter() - began if folder is None else folder.seconds(label)
 
     def _run(self, label: str, algorithm: Algorithm, seed: int) -> Run:
         return run(
@@ -247,7 +260,7 @@ class Contest:
         """Return what all trials and runs together have spent, those of methods that failed included."""
         ledger = Ledger()
         for label, algorithm in self.entered.items():
-            if algorithm.opt.privacy is None:
+            if algorithm.opt.privacy is None and self.options.user_clip is None:
                 continue
             for trial in self.stories.get(label, {}).get("trials", ()):
                 options = self.options.but(rounds=trial["rounds"], evaluate_every=0, patience=None, callbacks=())

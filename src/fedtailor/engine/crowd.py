@@ -63,14 +63,20 @@ def crowd_spent(plan: Plan, options: Options) -> dict[str, Any]:
     crowd = plan.crowd
     if crowd is None:
         return {}
-    delta = _delta(options, crowd.clients)
+    spends, noise, delta = crowd_releases(plan, options)
     return {
-        "user_epsilon": epsilon(_spends(plan.algorithm, options.rounds, crowd.share), crowd.noise, delta),
+        "user_epsilon": epsilon(spends, noise, delta),
         "user_delta": delta,
         "user_noise": crowd.noise,
         "user_clip": crowd.clip,
         "user_noise_secret": not crowd.secret.known,
     }
+
+
+def crowd_releases(plan: Plan, options: Options) -> tuple[list[Spend], float, float]:
+    """Return what a run releases of a client, the noise on it, and delta."""
+    assert plan.crowd is not None
+    return _spends(plan.algorithm, options.rounds, plan.crowd.share), plan.crowd.noise, _delta(options, plan.crowd.clients)
 
 
 def _spends(algorithm: Algorithm, rounds: int, share: float) -> list[Spend]:

@@ -39,6 +39,11 @@ def check_longer(longer: Prepared, shorter: Prepared) -> None:
             raise BadRun(f"{name}'s {key} depends on the number of rounds, so that it cannot be given more; train anew")
     if longer.plan.crowd is not None and shorter.plan.crowd is not None and longer.plan.crowd.noise != shorter.plan.crowd.noise:
         raise BadRun("the noise for user_target_epsilon depends on the number of rounds; give user_noise, or train anew")
+    uses = longer.plan.uses
+    if uses is not None and (uses.end or longer.newcomers is not None):
+        raise BadRun(
+            f"{name} trains on clients' rows at the end, which is charged once, so that it cannot be given more; train anew"
+        )
     if origin.of(type(longer.asked)) is not None and _reads_total(type(longer.asked)):
         raise BadRun(f"{name} looks at the number of rounds (Round.rounds), so that it cannot be given more; train anew")
 

@@ -22,13 +22,14 @@ from fedtailor.data.secret import Secret
 from fedtailor.engine.attendance import Attendance
 from fedtailor.engine.auto import choose
 from fedtailor.engine.base import Engine, Ids, Plan
+from fedtailor.engine.beginning import Beginning, beginning_of
 from fedtailor.engine.crowd import check_crowd, crowd_of, crowd_spent
 from fedtailor.engine.loop import LoopEngine
 from fedtailor.engine.modules import findings, refuse
 from fedtailor.engine.options import Options
 from fedtailor.engine.pieces import augmented_by, with_pieces
 from fedtailor.engine.prefix import after_prefix
-from fedtailor.engine.private import spent, with_noise
+from fedtailor.engine.private import check_end, check_options, not_counted, spent, with_noise
 from fedtailor.engine.setup import DTYPES, build_task, drawn, make_plan, named_model, visits_of
 from fedtailor.engine.state import State
 from fedtailor.engine.vectorized import VectorizedEngine
@@ -64,6 +65,7 @@ class Prepared:
     constants: Constants | None
     notes: tuple[str, ...]
     secret: Secret  # where the noise comes from, if the method is private
+    beginning: Beginning | None = None  # the run that a private one starts from
     loop_only: str | None = None  # why the model of the user's own is right on the loop engine alone
 
     @property
@@ -92,10 +94,24 @@ class Prepared:
     @cached_property
     def privacy(self) -> dict[str, Any]:
         """What the run will have spent when it ends; epsilon is None where the method is not private."""
-        whole = crowd_spent(self.plan, self.options)
-        if self.plan.uses is None:
-            return {"epsilon_max": None, "epsilon": None, **whole}
-        return {**spent(self.plan, visits_of(self.plan, self.options.rounds, self.size)), **whole}
+        out = {"epsilon_max": None, "epsilon": None, **crowd_spent(self.plan, self.options)}
+        if self.plan.uses is not None:
+            out |= spent(self.plan, visits_of(self.plan, self.options.rounds, self.size))
+        elif self.plan.crowd is None:
+            return out
+        out |= {} if self.beginning is None else self.beginning.added_to(out)
+        return {**out, "not_counted": not_counted(self.federation, self._also_read())}
+
+    def _also_read(self) -> list[str]:
+        """What this run learns from the rows, or may have learnt, beside what epsilon counts."""
+        lines = []
+        if self.options.score is None and self.task.lead is not None:
+            lines.append("the choice of the score, by the share of the rarer class among the training rows (give --score)")
+        if self.beginning is not None and not self.beginning.same_rows:
+            lines.append(f"what {self.beginning.place}, which was the start, has seen of these rows")
+        if self.options.backbone is not None:
+            lines.append("what the weights of the backbone have seen of these rows")
+        return lines
 
     @cached_property
     def every(self) -> int:
@@ -155,6 +171,7 @@ def prepare(
     """
     options, model = options or Options(), named_model(model)
     _check(algorithm, federation, options)
+    check_options(algorithm, options)
     dtype = DTYPES[options.dtype]
     federation = federation.to(dtype).as_task(options.task or federation.kind)
     task = build_task(model, federation, options.seed, dtype, options.bias, options.backbone)
@@ -184,9 +201,11 @@ def prepare(
     newcomers = None if outside is None else plan(settled, rows.take(outside))
     trains = plan(settled, learners)
     check_crowd(trains)
+    check_end(trains, options)
+    began = beginning_of(algorithm, options, federation)
     notes = (*task.notes, *notes)
     return Prepared(
-        algorithm, model, options, task, federation, trains, newcomers, size, constants, notes, secret, refuse(problems)
+        algorithm, model, options, task, federation, trains, newcomers, size, constants, notes, secret, began, refuse(problems)
     )
 
 

@@ -8,7 +8,7 @@ rows of a client, which is taken as known.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -25,6 +25,7 @@ from fedtailor.data.feed import Feed
 from fedtailor.data.guard import Guard
 from fedtailor.data.secret import Secret
 from fedtailor.engine.base import NO_ROUND, Plan
+from fedtailor.engine.options import Options
 from fedtailor.errors import InvalidArgument
 from fedtailor.privacy.accountant import Spend, delta_of, epsilons, noise_for
 from fedtailor.task import Task
@@ -81,6 +82,30 @@ def check(algorithm: Algorithm, task: Task, federation: Federation) -> None:
             f"delta={opt.delta:g} allows one of the {rows} rows of client {federation.names[largest]} to be published as it is; "
             f"give a delta well below 1/{rows}, or leave it out (force=True, --dp-force, to try it all the same)"
         )
+
+
+def check_options(algorithm: Algorithm, options: Options) -> None:
+    """Refuse settings that are read off the clients' rows, which no clipping bounds, where rows or clients are private."""
+    if algorithm.opt.privacy is None and options.user_clip is None:
+        return
+    if options.class_weights == "balanced":
+        raise InvalidArgument(
+            "balanced class weights count the labels of all rows, which is not private; give numbers that are known without the "
+            "rows, or leave class_weights out"
+        )
+    if "theory" in (algorithm.lr, algorithm.steps):
+        raise InvalidArgument("the theory's step sizes are read off the clients' rows, which is not private; give lr and steps")
+
+
+def check_end(plan: Plan, options: Options) -> None:
+    """Refuse to look at models between the rounds where that trains on a client's rows: it is charged once, at the end."""
+    if plan.uses is None or not plan.uses.end or not (options.callbacks or options.patience):
+        return
+    name = "patience" if options.patience else "callbacks"
+    raise InvalidArgument(
+        f"{type(plan.algorithm).__name__} trains on a client's rows whenever its model is looked at; under privacy that is once, "
+        f"at the end: leave {name} out"
+    )
 
 
 def uses_of(plan: Plan) -> Uses:
@@ -198,15 +223,22 @@ def deltas(plan: Plan) -> list[float]:
     return [delta_of(rows) if asked is None else asked for rows in plan.federation.train.sizes.tolist()]
 
 
-def not_counted(federation: Federation) -> list[str]:
-    """Return what is learnt from the clients' rows beside what epsilon counts."""
+def not_counted(federation: Federation, more: Sequence[str] = ()) -> list[str]:
+    """Return what is learnt from the clients' rows beside what epsilon counts; ``more`` is what this run learns."""
     learnt = (
         "how the table was read: the scaling of its columns, what fills missing values, its categories and its labels come from "
         "the rows (give them with --columns)"
     )
     notes = "the notes on how the table was read: they count rows, and name values that were not expected"
+    if federation.schema is not None:
+        first = notes if federation.schema.public else learnt
+    elif federation.vocabulary is not None:
+        first = "the vocabulary: which words there are, and which are common, comes from the rows"
+    else:
+        first = "how the data were made: which labels there are, and any scaling of the features"
     return [
-        *([] if federation.schema is None else [notes if federation.schema.public else learnt]),
+        first,
+        *more,
         "validation and test rows: scores, and with them the choice of the best round, are measured on them without noise",
         "how many rows each client has",
         "whatever else looked at the rows: advice, sweeps, and runs outside this directory",
@@ -214,7 +246,8 @@ def not_counted(federation: Federation) -> list[str]:
 
 
 def spent(plan: Plan, visits: NDArray[np.int64]) -> dict[str, Any]:
-    """For the summary: epsilon (mean over clients), its maximum, the largest delta, noise, clip, sampling and accountant.
+    """For the summary: epsilon (mean over clients), its maximum, the largest delta, noise, clip, sampling and accountant, and
+    whether that protects anybody.
 
     Epsilon is null where there is no noise.
     """
@@ -225,7 +258,7 @@ def spent(plan: Plan, visits: NDArray[np.int64]) -> dict[str, Any]:
     each = epsilons(spends(plan, visits), opt.multiplier, [delta[client] for client in owners], opt.accountant)
     for client, value in zip(owners, each, strict=True):  # a row is in one part
         largest[client] = max(largest[client], value)
-    bounded = all(map(math.isfinite, largest))
+    bounded, sizes = all(map(math.isfinite, largest)), plan.federation.train.sizes.tolist()
     return {
         "epsilon_max": max(largest) if bounded else None,
         "epsilon": float(np.mean(largest)) if bounded else None,
@@ -235,5 +268,5 @@ def spent(plan: Plan, visits: NDArray[np.int64]) -> dict[str, Any]:
         "sampling": opt.sampling,
         "accountant": opt.accountant,
         "noise_secret": opt.seed is None,
-        "not_counted": not_counted(plan.federation),
+        "private": opt.seed is None and bounded and all(d * n < 1 for d, n in zip(delta, sizes, strict=True)),
     }

@@ -95,7 +95,8 @@ def meet(ready: Prepared, state: State) -> tuple[dict[str, Any], tuple[Engine, S
         return {}, None
     measured, outside = meet_newcomers(ready.newcomers, state.sent, ready.options.rounds)
     if ready.newcomers.uses is not None:
-        measured["new_epsilon"] = spent(ready.newcomers, np.ones(len(ready.newcomers.federation), np.int64))["epsilon"]
+        once = spent(ready.newcomers, np.ones(len(ready.newcomers.federation), np.int64))
+        measured |= {"new_epsilon_max": once["epsilon_max"], "new_epsilon": once["epsilon"]}
     return measured, outside
 
 

@@ -73,7 +73,14 @@ def averaged(records: Sequence[Record]) -> dict[str, Any]:
 def columns(name: str, summaries: Iterable[Mapping[str, Any]] = ()) -> dict[str, str]:
     """Summary keys shown, and what they are called; corrupted rows and the privacy spent where one of the summaries has them."""
     long = score_named(name).title
-    optional = (f"{name}_shifted_test", "epsilon_max", "epsilon_composed", "user_epsilon", "tuning_seconds")
+    optional = (
+        f"{name}_shifted_test",
+        "epsilon_max",
+        "epsilon_composed",
+        "user_epsilon",
+        "user_epsilon_composed",
+        "tuning_seconds",
+    )
     present = {key for summary in summaries for key in optional if number(summary.get(key)) is not None}
     every = {
         f"{name}_personal": f"personal {long}",
@@ -85,6 +92,7 @@ def columns(name: str, summaries: Iterable[Mapping[str, Any]] = ()) -> dict[str,
         "epsilon_max": "epsilon",
         "epsilon_composed": "all runs' epsilon",
         "user_epsilon": "client's epsilon",
+        "user_epsilon_composed": "all runs' client's epsilon",
         "bytes_up": "MB up",
         "bytes_down": "MB down",
         "trained_parameters": "trained",
@@ -137,7 +145,7 @@ def page(
 
 def _privacy(results: Results) -> list[str]:
     """What private runs protect, and what is not counted; nothing where none is private."""
-    summaries = {label: records[0].summary for label, records in results.items()}
+    summaries = {label: privacy.worst_of([record.summary for record in records]) for label, records in results.items()}
     protected = privacy.story(summaries)
     missing = privacy.not_counted(list(summaries.values()))
     uncounted = [f"<p>Not counted:</p>{listed(missing)}"] if missing else []

@@ -11,14 +11,24 @@ NOT_PRIVATE = "NOT PRIVATE"
 def story(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return what can be said of the privacy of runs by label, the worst client first; nothing where none is private."""
     out = [line for label, summary in summaries.items() for line in (*_of_rows(label, summary), *_of_clients(label, summary))]
-    composed = [s["epsilon_composed"] for s in summaries.values() if s.get("epsilon_composed") is not None]
-    own = [s["epsilon_max"] for s in summaries.values() if s.get("epsilon_max") is not None]
-    if composed and max(composed) > max(own) * 1.0001:
-        out.append(
-            f"Whoever sees all of it, trials of tuning and other seeds included, sees epsilon = {max(composed):.3g} "
-            "of the client that spends most"
-        )
+    everything = "other methods, seeds, trials of tuning and the run that was the start included"
+    for key, alone, of in (
+        ("epsilon_composed", "epsilon_max", "a row of the client that spends most"),
+        ("user_epsilon_composed", "user_epsilon", "a whole client"),
+    ):
+        composed, own = _largest(summaries, key), _largest(summaries, alone)
+        if composed is not None and own is not None and composed > own * 1.0001:
+            out.append(f"Whoever sees all of it, {everything}, sees epsilon = {composed:.3g} of {of}")
     return out
+
+
+def worst_of(summaries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the summary of the seed in which a client spends most; the first where none is private."""
+    return max(summaries, key=lambda summary: summary.get("epsilon_max") or 0.0)
+
+
+def _largest(summaries: Mapping[str, Mapping[str, Any]], key: str) -> float | None:
+    return max((summary[key] for summary in summaries.values() if summary.get(key) is not None), default=None)
 
 
 def _of_rows(label: str, summary: Mapping[str, Any]) -> list[str]:
@@ -30,10 +40,18 @@ def _of_rows(label: str, summary: Mapping[str, Any]) -> list[str]:
         ]
     if summary.get("epsilon_max") is None:
         return [f"{label} is {NOT_PRIVATE}: there is no noise, and epsilon has no bound"]
-    return [
+    if not summary.get("private", True):
+        return [f"{label} is {NOT_PRIVATE}: delta = {summary['delta']:.2g} allows a client's row to be published as it is"]
+    lines = [
         f"{label}: one training row changes what its client sends and predicts with by epsilon = {summary['epsilon_max']:.3g} "
         f"at most (the client that spends most; {summary['epsilon']:.3g} on average), delta = {summary['delta']:.2g}"
     ]
+    if summary.get("new_epsilon_max") is not None:
+        lines.append(
+            f"{label}: of the clients that were held out, a row changes what its client predicts with by epsilon = "
+            f"{summary['new_epsilon_max']:.3g} at most ({summary['new_epsilon']:.3g} on average)"
+        )
+    return lines
 
 
 def _of_clients(label: str, summary: Mapping[str, Any]) -> list[str]:

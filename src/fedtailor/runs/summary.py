@@ -130,7 +130,8 @@ class Elsewhere(TypedDict, total=False):
     new_mse_global: Annotated[Number, "The same in regression."]
     new_share_benefit: Annotated[Number, "Share of them whose own model is strictly better than the shared one."]
     new_worst_decile: Annotated[Number, "Score over the worst tenth of them."]
-    new_epsilon: Annotated[Number, "What they have spent of their privacy (mean)."]
+    new_epsilon_max: Annotated[Number, "Privacy spent by the one of them that spends most, in a private run."]
+    new_epsilon: Annotated[Number, "The same, mean over them."]
 
 
 class Cost(TypedDict, total=False):
@@ -144,7 +145,10 @@ class Cost(TypedDict, total=False):
     bytes_up: Annotated[int, "Bytes sent by clients in all rounds, as serialised."]
     epsilon_max: Annotated[Number, "Privacy spent by the client that spends most; null where the method is not private."]
     epsilon: Annotated[Number, "Privacy spent, mean over clients."]
-    epsilon_composed: Annotated[Number, "In a comparison: what the worst client spends in all runs and trials together."]
+    epsilon_composed: Annotated[
+        Number,
+        "What the worst client spends in all runs and trials of a comparison, and in the run that was the start, together.",
+    ]
     epsilon_composed_mean: Annotated[Number, "The same, mean over clients."]
     delta: Annotated[float, "The largest delta of a client."]
     noise: Annotated[float, "Deviation of the noise, as a multiple of the clip."]
@@ -152,8 +156,14 @@ class Cost(TypedDict, total=False):
     sampling: Annotated[str, "How batches were drawn: poisson or shuffle."]
     accountant: Annotated[str, "How epsilon was computed: prv or rdp."]
     noise_secret: Annotated[bool, "False where the noise follows from a seed that was given: the run is not private."]
+    private: Annotated[
+        bool, "Whether epsilon protects rows: false with a known seed, without noise, and where delta is one in the rows or more."
+    ]
     not_counted: Annotated[list[str], "What was learnt from the rows of a private run beside what epsilon counts."]
     user_epsilon: Annotated[float, "Privacy of a whole client in what the server makes of the uploads."]
+    user_epsilon_composed: Annotated[
+        Number, "The same over all runs and trials of a comparison, and the run that was the start, together."
+    ]
     user_delta: Annotated[float, "The delta that goes with it."]
     user_noise: Annotated[float, "Deviation of the noise on the sum of uploads, as a multiple of their clip."]
     user_clip: Annotated[float, "Norm that uploads are clipped to."]

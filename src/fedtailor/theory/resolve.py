@@ -64,6 +64,4 @@ def resolve(
 
     ``rounds``, ``cohort`` (the number of clients per round; None: all) and the rest are those of the run.
     """
-    if algorithm.opt.privacy is not None and "theory" in (algorithm.lr, algorithm.steps):
-        raise InvalidArgument("the theory's step sizes are read off the clients' rows, which is not private; give lr and steps")
     return algorithm.resolve(Problem(task, federation, rounds, cohort or len(federation), batch_size, weights))
