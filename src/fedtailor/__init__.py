@@ -21,8 +21,8 @@ if TYPE_CHECKING:  # the methods, which are found by looking, are Any to a type 
     from fedtailor.engine.onboard import onboard
     from fedtailor.engine.run import run
     from fedtailor.laws import check_algorithm, check_model
-    from fedtailor.local import SGD, Adam, Private, descend, prox, scan
-    from fedtailor.local.schedule import Cosine, Exponential, Harmonic, Milestones
+    from fedtailor.local import SGD, Adam, Optimizer, Private, TorchOptimizer, descend, prox, scan
+    from fedtailor.local.schedule import Cosine, Exponential, Harmonic, Lambda, Milestones, Schedule
     from fedtailor.runs.history import Run
     from fedtailor.task import Task
 
@@ -36,8 +36,8 @@ _HOMES = {
     "fedtailor.engine.onboard": ("onboard",),
     "fedtailor.engine.run": ("run",),
     "fedtailor.laws": ("check_algorithm", "check_model"),
-    "fedtailor.local": ("SGD", "Adam", "Private", "descend", "prox", "scan"),
-    "fedtailor.local.schedule": ("Cosine", "Exponential", "Harmonic", "Milestones"),
+    "fedtailor.local": ("SGD", "Adam", "Optimizer", "Private", "TorchOptimizer", "descend", "prox", "scan"),
+    "fedtailor.local.schedule": ("Cosine", "Exponential", "Harmonic", "Lambda", "Milestones", "Schedule"),
     "fedtailor.runs.history": ("Run",),
     "fedtailor.task": ("Task",),
 }

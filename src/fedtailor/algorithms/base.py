@@ -26,7 +26,7 @@ from fedtailor.data import rng
 from fedtailor.data.batches import Work
 from fedtailor.errors import InvalidArgument
 from fedtailor.local import SGD, Optimizer, Schedule
-from fedtailor.local.schedule import at
+from fedtailor.local.schedule import Lambda, at
 from fedtailor.server.reduce import Reduce, named
 from fedtailor.task import Task
 from fedtailor.tree import BUFFER
@@ -118,8 +118,9 @@ _RULES = {
 class Algorithm(ABC):
     """A federated method. State is only ever in the arguments; a subclass is final.
 
-    ``lr`` may be a schedule; ``steps`` or ``epochs`` is local work per round (one epoch if neither is given); ``opt``
-    holds momentum, weight decay or Adam; ``radius`` projects local iterates on a ball about zero after every step.
+    ``lr`` may be a schedule, or a function of the round or of (round, step); ``steps`` or ``epochs`` is local work per round (one
+    epoch if neither is given); ``opt`` holds momentum, weight decay or Adam; ``radius`` projects local iterates on a ball about
+    zero after every step.
 
     Facts that are class variables here, and those derived from the functions (``stateless``, ``personalizes``, ``has_downlink``),
     are read from instances: a method around another may answer with properties.
@@ -150,6 +151,8 @@ class Algorithm(ABC):
         origin.remember(cls)  # to be defined is to be known
 
     def __post_init__(self) -> None:
+        if callable(self.lr) and not isinstance(self.lr, Schedule):
+            object.__setattr__(self, "lr", Lambda(self.lr))
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if (choice := words_of(f)) and value not in choice:

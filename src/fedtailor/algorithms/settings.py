@@ -15,10 +15,10 @@ from fedtailor.algorithms import origin
 from fedtailor.algorithms.base import Algorithm
 from fedtailor.algorithms.fedopt import ServerOptimizer
 from fedtailor.errors import BadRun, InvalidArgument, nearest
-from fedtailor.local import SGD, Adam, Optimizer, Private
-from fedtailor.local.schedule import Cosine, Exponential, Harmonic, Milestones, Schedule
+from fedtailor.local import SGD, Adam, Optimizer, Private, TorchOptimizer
+from fedtailor.local.schedule import Cosine, Exponential, Harmonic, Lambda, Milestones, Schedule
 
-OTHERS: tuple[type[Any], ...] = (SGD, Adam, Private, Cosine, Exponential, Harmonic, Milestones)
+OTHERS: tuple[type[Any], ...] = (SGD, Adam, Private, TorchOptimizer, Cosine, Exponential, Harmonic, Lambda, Milestones)
 
 
 @cache
@@ -119,7 +119,7 @@ def build(kind: type[Algorithm], values: Mapping[str, Any]) -> Algorithm:
         if key not in fields:
             raise InvalidArgument(f"{slug(kind)} has no setting {key!r}; {nearest(key, fields, 'its settings are')}")
     try:
-        return kind(**{key: _object(value) for key, value in values.items()})
+        return kind(**{key: _object(_spelled(key, value), key) for key, value in values.items()})
     except TypeError as error:  # a word where a number belongs, compared with a bound
         raise InvalidArgument(f"{slug(kind)}: these settings do not fit: {dict(values)}") from error
 
@@ -134,27 +134,62 @@ def _bare(name: str) -> str:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, (Optimizer, Schedule, ServerOptimizer)):
-        return {"kind": type(value).__name__.lower(), **settings(value)}
+        kind = type(value)
+        name = kind.__name__.lower()
+        return {"kind": name if _kinds().get(name) is kind else origin.spec_of(kind), **settings(value)}
     if isinstance(value, Algorithm):
         return {"kind": spec(value), **settings(value)}
     if isinstance(value, (tuple, list)):
         return [_plain(v) for v in value]
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, type) and value.__module__.startswith("torch.optim"):
+        return value.__name__
+    if callable(value):
+        return origin.spec_of(value)
     return value if isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def _object(value: Any) -> Any:
+def _spelled(key: str, value: Any) -> Any:
+    """A step size or an optimiser that is given as one word (``mine.py:decay``, ``adam``, ``torch.optim.RMSprop``) as a table."""
+    if key == "lr" and isinstance(value, str) and origin.is_spec(value):
+        return {"kind": "lambda", "function": value}
+    if key != "opt" or not isinstance(value, str):
+        return value
+    if value.startswith("torch.optim."):
+        return {"kind": "torchoptimizer", "optimizer": value.removeprefix("torch.optim.")}
+    if origin.is_spec(value) and not issubclass(_own(value), Optimizer):
+        return {"kind": "torchoptimizer", "optimizer": value}
+    return {"kind": value}
+
+
+def _own(name: str) -> type[Any]:
+    """An optimiser or a schedule of the user's own, named by where it is to be found."""
+    kind = origin.function_of(origin.specs_of(name, False))
+    if not isinstance(kind, type):
+        raise InvalidArgument(f"{name} is no class; give an optimiser, as in mine.py:MyOptimizer")
+    return kind
+
+
+def _object(value: Any, key: str = "") -> Any:
     """The optimizer or schedule that a table with ``kind`` stands for; other values as they are."""
+    if isinstance(value, str) and key in ("function", "optimizer") and origin.is_spec(value):
+        return origin.function_of(origin.specs_of(value, False))
     if isinstance(value, Mapping) and "kind" in value:
         name = str(value["kind"])
         kind = _kinds().get(name.lower())
+        if kind is None and key != "method" and origin.is_spec(name):
+            kind = _own(name)
+            if not issubclass(kind, (Optimizer, Schedule)):
+                raise InvalidArgument(
+                    f"{name} cannot be used: an optimiser needs ft.Optimizer as its base, a schedule ft.Schedule"
+                )
         if kind is None and (":" in name or _bare(name) in map(_bare, algorithms.registry)):
             return make(name, {k: v for k, v in value.items() if k != "kind"})
         if kind is None:
             raise InvalidArgument(f"unknown kind {value['kind']!r}; {nearest(str(value['kind']), _kinds(), 'the kinds are')}")
         fields = [f.name for f in dataclasses.fields(kind)]
-        rest = {k: _object(v) for k, v in value.items() if k != "kind"}
+        rest = {k: _object(v, k) for k, v in value.items() if k != "kind"}
         for key in rest:
             if key not in fields:
                 raise InvalidArgument(f"{kind.__name__} has no setting {key!r}; {nearest(key, fields, 'its settings are')}")

@@ -6,6 +6,7 @@ from fedtailor.local.optim import SGD, Adam, Optimizer
 from fedtailor.local.penalty import Penalty, linear, prox
 from fedtailor.local.private import Private
 from fedtailor.local.schedule import Schedule
+from fedtailor.local.torch_optim import TorchOptimizer
 
 __all__ = [
     "SGD",
@@ -14,6 +15,7 @@ __all__ = [
     "Penalty",
     "Private",
     "Schedule",
+    "TorchOptimizer",
     "Turn",
     "alternate",
     "conjugate_gradient",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from fedtailor.errors import InvalidArgument
 
@@ -81,3 +83,37 @@ class Harmonic(Schedule):
         if self.per == "step":
             return lambda step: self.scale / (step + 1)
         return self.scale / (round + 1)
+
+
+@dataclass(frozen=True, repr=False)
+class Lambda(Schedule):
+    """A function of the user's own, of the round or of (round, local step), both counted from 0."""
+
+    function: Callable[..., float]
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise InvalidArgument(f"Lambda: give a function of the round, or of (round, step), not {self.function!r}")
+        self.at(0)
+
+    def __repr__(self) -> str:
+        return f"Lambda({getattr(self.function, '__name__', type(self.function).__name__)})"
+
+    @property
+    def per_step(self) -> bool:
+        """Whether the function takes the local step as well."""
+        parameters = inspect.signature(self.function).parameters.values()
+        return sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) > 1
+
+    def at(self, round: int) -> Rate:
+        if not self.per_step:
+            return self._checked(round)
+        self._checked(round, 0)
+        return lambda step: self._checked(round, step)
+
+    def _checked(self, *place: int) -> float:
+        value: Any = self.function(*place)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            where = f"round {place[0]}" + (f", step {place[1]}" if len(place) > 1 else "")
+            raise InvalidArgument(f"{self!r} gives {value!r} in {where}; let it return a number greater than 0")
+        return float(value)
