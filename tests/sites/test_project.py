@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,7 @@ import torch
 from typer.testing import CliRunner
 
 import fedtailor as ft
+from fedtailor import tree
 from fedtailor.cli.app import app
 from fedtailor.engine.options import Options
 from fedtailor.errors import InvalidArgument, SiteRefused
@@ -28,6 +30,7 @@ from fedtailor.sites.local import InProcess
 from fedtailor.sites.processes import check_connection
 from fedtailor.sites.project import Network, Place, create
 from fedtailor.sites.server import Conductor
+from fedtailor.sites.wire import Parcel
 
 SITES = ("Aarhus", "Bern", "Cork")
 SCHEMA = {
@@ -225,3 +228,47 @@ def test_without_flwr_one_line_names_the_extra(tmp_path):
     assert (
         done.stderr.strip() == 'fedtailor: sites need the package flwr, which is not installed: pip install "fedtailor[flower]"'
     )
+
+
+def overheard(tmp_path, method, rounds):
+    """The network, its sites, and what Bern was asked to train on in a run."""
+    made = network(tmp_path, method, rounds=rounds)
+    sites = {name: house.site() for name, house in houses(tmp_path, made).items()}
+    asked = []
+
+    class Overheard(InProcess):
+        def ask(self, parcels, seconds):
+            asked.append(dict(parcels))
+            return super().ask(parcels, seconds)
+
+    Conductor(made.agreed, Overheard(sites), made.folder / "runs" / "1", digest=made.digest).play()
+    return made, sites, [parcels["Bern"] for parcels in asked if parcels["Bern"].facts["action"] == "train"]
+
+
+@pytest.mark.parametrize("changed", ["version", "round"])
+def test_an_answer_from_another_state_or_about_another_round_has_other_noise(changed, tmp_path):
+    """A server that asks the same with another version of the site's state, or another number of rounds, could subtract."""
+    noise, lr = 1e4, 0.1
+    method = ft.FedAvgP(steps=1, lr=lr, personal="bias", opt=Private(clip=1.0, noise=noise))
+    _, sites, train = overheard(tmp_path, method, 2)
+    bern, (_, second) = replace(sites["Bern"], visits=10), train
+    other = {"version": 0} if changed == "version" else {"round": {**second.facts["round"], "rounds": 99}}
+    answers = [bern.answer(parcel) for parcel in (second, Parcel({**second.facts, **other}, second.tree))]
+    assert not any("error" in answer.facts for answer in answers)
+    first, another = (torch.cat([leaf.flatten() for leaf in tree.leaves(answer.tree)]) for answer in answers)
+    assert float((first - another).abs().max()) > 10 * lr  # before: two gradients of norm at most 1 apart, without any noise
+
+
+def test_a_server_that_asks_for_more_than_was_agreed_is_refused(tmp_path):
+    made, sites, (only,) = overheard(tmp_path, ft.FedAvg(steps=1, opt=Private(clip=1.0, noise=2.0)), 1)
+    again = sites["Bern"].answer(only)
+    assert "error" not in again.facts  # the same question costs nothing
+    more = Parcel(only.facts, {**only.tree, "shared": tree.map(lambda leaf: leaf + 1, only.tree["shared"])})
+    assert "more than the 1 answers" in sites["Bern"].answer(more).facts["error"]
+    house = houses(tmp_path, made)["Bern"]
+    assert "more than the 1 answers" in house.site().answer(more).facts["error"]  # after a restart too
+    Conductor(made.agreed, InProcess(sites), made.folder / "runs" / "2", digest=made.digest).play()
+    newest = json.loads((newest_run(house.place.folder) / "summary.json").read_text())
+    assert newest["epsilon_composed"] > newest["epsilon_max"]  # two runs
+    (house.place.folder / "state" / only.facts["run"] / "questions.json").write_text("{}")
+    assert "nobody knows what this site has released" in house.site().answer(more).facts["error"]

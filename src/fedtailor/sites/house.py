@@ -60,7 +60,8 @@ class House:
                 key = files.read(self.key).strip()
             except FileNotFoundError:
                 raise InvalidArgument(f"there is no key {self.key}; make one with fedtailor sites client --new-key") from None
-        return Site(self.ready, Memory(self.place.folder / STATE, key), self.place.digest, self._end, self._seat(key))
+        visits = None if self.ready.plan.uses is None else self._visits()
+        return Site(self.ready, Memory(self.place.folder / STATE, key), self.place.digest, self._end, self._seat(key), visits)
 
     def _seat(self, key: bytes | None) -> Seat | None:
         """Return the site's place in secure sums, where these were agreed on."""
@@ -87,15 +88,17 @@ class House:
                 f"{path} cannot be read ({error}); restore it: other noise on the same rounds would cost twice"
             ) from None
 
-    def epsilon(self) -> float | None:
-        """Return what the whole run may cost a row of this site; None where the method is not private."""
-        if self.ready.plan.uses is None:
-            return None
+    def _visits(self) -> int:
+        """Return in how many rounds of a run this site takes part, as was agreed."""
         everyone = self.place.agreed.at_server()
         place = everyone.plan.federation.positions[self.place.client]
-        rounds = self.ready.options.rounds
-        visits = sum(place in drawn(everyone.plan, everyone.size, number) for number in range(rounds))
-        return spent(self.ready.plan, np.array([visits]))["epsilon_max"]
+        return sum(place in drawn(everyone.plan, everyone.size, number) for number in range(self.ready.options.rounds))
+
+    def epsilon(self, runs: int = 1) -> float | None:
+        """Return what so many whole runs may cost a row of this site; None where the method is not private."""
+        if self.ready.plan.uses is None:
+            return None
+        return spent(self.ready.plan, np.array([runs * self._visits()]))["epsilon_max"]
 
     def paper(self) -> list[str]:
         """Return, line by line, what would leave the house."""
@@ -154,6 +157,7 @@ class House:
             summary = {**summarise(ready, engine, "asked for", state, judged), "engine": "sites", "run": run, "seconds": 0.0}
             if ready.plan.uses is not None:
                 summary["epsilon"] = summary["epsilon_max"] = self.epsilon()
+                summary["epsilon_composed"] = self.epsilon(len(site.questions.counts()))
             digests = journal.digests()
             journal.finish(summary, digests)
         finally:

@@ -17,10 +17,10 @@ from fedtailor.engine.prepare import Prepared
 from fedtailor.engine.private import bound_to
 from fedtailor.errors import FedtailorError, InvalidData
 from fedtailor.metrics.client import measure
-from fedtailor.runs.checkpoint import digest
 from fedtailor.runs.store import Store
 from fedtailor.sites.memory import BORN, Memory
 from fedtailor.sites.pact import weighs
+from fedtailor.sites.questions import Questions
 from fedtailor.sites.secure import MASK, REVEAL, SHARE, Seat
 from fedtailor.sites.wire import Parcel, round_of
 
@@ -36,10 +36,17 @@ class Site:
     digest: str | None = None  # of what this site agreed to
     ends: Callable[[Site, str, Sent, Store], None] | None = None  # what a site does with its model when the run is over
     seat: Seat | None = None  # where the server may see sums of uploads only
+    visits: int | None = None  # rounds that its privacy is charged for (None: all)
 
     @property
     def name(self) -> str:
         return self.ready.plan.federation.names[0]
+
+    @property
+    def questions(self) -> Questions:
+        """What it was asked to release so far, under privacy."""
+        visits = self.ready.options.rounds if self.visits is None else self.visits
+        return Questions(self.memory.folder, visits * self.ready.algorithm.exchanges)
 
     @one_thread()
     def answer(self, asked: Parcel) -> Parcel:
@@ -82,7 +89,7 @@ class Site:
         base, personal = self.memory.recall(facts["run"], facts["version"])
         plan = self.ready.plan
         if plan.uses is not None:  # the same question has the same answer; any other is answered with other noise
-            plan = bound_to(plan, facts["run"], digest(tree.pack(asked.tree)))
+            plan = bound_to(plan, facts["run"], self.questions.admit(facts["run"], asked, personal))
         upload, personal = visit(plan, (asked.tree["shared"], rnd), 0, asked.tree["own"], personal)
         self._check(upload, personal)
         self.memory.keep(facts["run"], facts["next"], personal)
