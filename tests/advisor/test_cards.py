@@ -145,7 +145,7 @@ def test_compressed_uploads_are_a_tenth_of_each_tensor_and_the_rest_is_remembere
 
 def test_what_methods_need(deck):
     assert {name for name, c in deck.items() if c.needs_public} == {"FedDF", "PerAda"}
-    # teachers one by one; uploads decoded one by one; each client's head, embedding or model
+    # teachers one by one; uploads decoded one by one; each client's head, embedding or model; the first changes, to part them
     assert {name for name, c in deck.items() if not c.mean_only} == {
         "FedDF",
         "PerAda",
@@ -153,6 +153,7 @@ def test_what_methods_need(deck):
         "FedPAC",
         "PFedHN",
         "FedFomo",
+        "HypCluster",
     }
     assert {name for name, c in deck.items() if c.needs_features} == {"KNNPer", "FedROD", "FedProto", "FedPAC"}
     assert {name for name, c in deck.items() if c.needs_validation} == {"FedCLUPDynamic"}

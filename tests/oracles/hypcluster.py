@@ -3,7 +3,12 @@
 A sampled client receives all k models, picks the one with the lowest risk on its whole training set before it
 trains (ties: the lowest index), trains that one alone and returns it. The server averages each cluster over
 its own clients of this round; a cluster nobody chose stays as it was. Nothing is kept by clients, so the choice
-is made afresh each round and again for predicting. `starts` (k, dim) takes the place of `start`, which is unused.
+is made afresh each round and again for predicting.
+
+The paper leaves the first models open. `starts` (k, dim) are drawn ones. Without them the first round makes them, by the
+first phase (BUILD) of Kaufman & Rousseeuw's k-medoids: all of its clients train `start`, and the k medoids are taken one at
+a time, each the trained model that leaves the smallest weighted sum of squared distances to the nearest medoid so far. A
+cluster starts as the weighted mean of the trained models that are nearest to its medoid.
 """
 
 import numpy as np
@@ -14,8 +19,8 @@ from tests.oracles.harness import Case, Setting
 from tests.oracles.risks import cross_entropy
 
 
-def run(grad, clients, start, *, rounds, batches, cohorts, weights, lr, k, starts, risk):
-    models = np.array(starts, dtype=float)
+def run(grad, clients, start, *, rounds, batches, cohorts, weights, lr, k, risk, starts=None):
+    models = np.array([start] * k if starts is None else starts, dtype=float)
     if models.ndim != 2 or len(models) != k:
         raise ValueError(f"starts has shape {models.shape}, expected ({k}, dim)")
 
@@ -23,16 +28,24 @@ def run(grad, clients, start, *, rounds, batches, cohorts, weights, lr, k, start
         X, y = clients[i]
         return int(np.argmin([risk(w, X, y) for w in models]))
 
+    def train(w, t, i):
+        X, y = clients[i]
+        for idx in batches(t, i, "train"):
+            w = w - lr * grad(w, X[idx], y[idx])
+        return w
+
     history = []
     for t in range(rounds):
         trained = [[] for _ in range(k)]
-        for i in cohorts(t):
-            X, y = clients[i]
-            c = pick(i)
-            w = models[c].copy()
-            for idx in batches(t, i, "train"):
-                w = w - lr * grad(w, X[idx], y[idx])
-            trained[c].append((weights[i], w))
+        if t == 0 and starts is None:
+            arrived = [(weights[i], train(models[0], t, i)) for i in cohorts(t)]
+            medoids = build(arrived, k)
+            for p, w in arrived:
+                trained[nearest(w, medoids)].append((p, w))
+        else:
+            for i in cohorts(t):
+                c = pick(i)
+                trained[c].append((weights[i], train(models[c], t, i)))
         for c in range(k):
             if trained[c]:
                 mass = sum(p for p, _ in trained[c])
@@ -42,11 +55,29 @@ def run(grad, clients, start, *, rounds, batches, cohorts, weights, lr, k, start
     return history
 
 
+def nearest(w, medoids):
+    return min(range(len(medoids)), key=lambda c: sum((w - medoids[c]) ** 2))
+
+
+def build(arrived, k):
+    medoids = []
+    for _ in range(k):
+
+        def left(candidate, before=tuple(medoids)):
+            return sum(p * min(sum((w - m) ** 2) for m in (*before, candidate)) for p, w in arrived)
+
+        medoids.append(min((w for _, w in arrived), key=left))
+    return medoids
+
+
 def told(trial):
-    """The package's first models, which are drawn; the risk by which clients choose."""
+    """What the clients choose by, and the package's first models where they are drawn."""
     method = trial.plan.algorithm
-    models, _ = method.init_server(trial.plan.task)
-    return {"lr": method.lr, "k": method.k, "starts": one_by_one(models)["weight"].numpy(), "risk": cross_entropy}
+    drawn = {}
+    if method.spread:
+        models, _ = method.init_server(trial.plan.task)
+        drawn["starts"] = one_by_one(models)["weight"].numpy()
+    return {"lr": method.lr, "k": method.k, "risk": cross_entropy, **drawn}
 
 
 def one_by_one(shared):
@@ -56,6 +87,12 @@ def one_by_one(shared):
 
 
 CASES = tuple(
-    Case(ft.HypCluster(lr=0.2, steps=3, k=k, spread=0.5), told, f"k={k}", (Setting(None, 3, "size"),), shared=one_by_one)
-    for k in (1, 3)
+    Case(
+        ft.HypCluster(lr=0.2, steps=3, k=k, spread=spread),
+        told,
+        f"k={k} {'drawn' if spread else 'parted'}",
+        (Setting(None, 3, "size"), *((Setting(None, 4),) if not spread and k > 1 else ())),
+        shared=one_by_one,
+    )
+    for k, spread in ((1, 0.0), (2, 0.0), (3, 0.0), (3, 0.5))
 )
