@@ -6,11 +6,11 @@ What it does
 Reference
     Mansour et al. 2020 (HypCluster); Ghosh et al. 2020 (IFCA).
 Differs from the paper
-    The papers leave the k starts open, and from random ones groups often end in one cluster. Here everyone trains the same model in
-    the first round; the server picks k of the changes, one after the other, such that the weighted sum of squared distances to
-    the nearest one picked is smallest, and each cluster starts with the mean of the changes nearest to its own (BUILD of
-    Kaufman & Rousseeuw 1990). For that it sees the first round's uploads one by one. With ``spread`` > 0 it sees means only,
-    and the starts are the model's start plus Gaussian noise of that size (the first is the start itself).
+    The papers leave the k starts open, and from random ones groups often end in one cluster. Here everyone trains the same
+    model in the first round; the server picks k of the changes, one after the other, such that the weighted sum of squared
+    distances to the nearest one picked is smallest, and each cluster starts with the mean of the changes nearest to its own
+    (BUILD of Kaufman & Rousseeuw 1990). For that it sees the first round's uploads one by one. With ``spread`` > 0 it sees
+    means only, and the starts are the model's start plus Gaussian noise of that size (the first is the start itself).
 Limits
     k = 1 is FedAvg.
 When to use

@@ -27,6 +27,7 @@ from fedtailor.data.arrays import (
     truth_of,
     warn_of_gaps,
 )
+from fedtailor.data.refit import Refit
 from fedtailor.data.schema import Schema
 from fedtailor.data.split import Split
 from fedtailor.data.tokens import count_tokens
@@ -46,8 +47,8 @@ class Federation:
     in sentences what was assumed or changed on the way, and ``recipe`` holds the options that make the same federation again
     (None where none do: it was made from arrays, or is part of another one, or more). ``facts`` holds one number per client, by
     the fact's name (see ``with_facts``).
-    ``tokens`` is the size of the vocabulary where x holds tokens (else 0), ``vocabulary`` says what they stand for.
-    ``packing`` says how a row of several parts lies in x.
+    ``tokens`` is the size of the vocabulary where x holds tokens (else 0), ``vocabulary`` says what they stand for. ``refit``
+    reads the table again, fitted to the rows of some clients (see ``fitted_to``). ``packing`` says how a row of several parts lies in x.
     """
 
     train: Split
@@ -68,6 +69,7 @@ class Federation:
     vocabulary: Vocabulary | None = None
     packing: Packing | None = None
     precision: torch.dtype = torch.float32  # the dtype of masks and facts where x holds tokens
+    refit: Refit | None = None
 
     # The other constructors are the readers' own functions; ``fedtailor.data`` puts them here, so that this file needs no reader.
     from_table: ClassVar[Callable[..., Federation]]
@@ -142,8 +144,28 @@ class Federation:
             names=tuple(self.names[i] for i in chosen),
             truth=None if self.truth is None else [self.truth[i] for i in chosen],
             facts={name: values[chosen] for name, values in self.facts.items()},
+            refit=None,
             recipe=self.recipe if np.array_equal(chosen, np.arange(len(self))) else None,
         )
+
+    def fitted_to(self, clients: Sequence[int] | NDArray[np.int64]) -> Federation:
+        """Return the same rows with features made by the training rows of these clients alone: means, scales, fills, categories.
+
+        Where that cannot be done (the splits are not those that were read) or changes nothing, a note says so.
+        """
+        if self.schema is None or self.schema.public:
+            return self
+        splits = (self.train, self.test, self.val)
+        new, place = (self, {}) if self.refit is None else self.refit([self.names[i] for i in clients])
+        if not all(split is None or id(split) in place for split in splits):
+            note = f"Means, scales and categories of columns are those of all {len(self)} clients, of those held out as well."
+            return replace(self, notes=(*self.notes, note))
+        val = None if self.val is None else place[id(self.val)]
+        note = (
+            f"Means, scales, fills and categories of columns were learnt from the {len(clients)} clients that are not held out."
+        )
+        train, test = place[id(self.train)], place[id(self.test)]
+        return replace(self, train=train, test=test, val=val, schema=new.schema, notes=(*self.notes, note), refit=None)
 
     def with_facts(self, **facts: ArrayLike | Mapping[str, float]) -> Federation:
         """Return the same clients with a number for each: in their order, or by their names.

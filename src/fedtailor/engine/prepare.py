@@ -173,16 +173,19 @@ def prepare(
     _check(algorithm, federation, options)
     check_options(algorithm, options)
     dtype = DTYPES[options.dtype]
+    outside = newcomers_of(federation, options.new_clients, options.seed)
+    inside = np.setdiff1d(np.arange(len(federation)), () if outside is None else outside)
+    if outside is not None:
+        federation = federation.fitted_to(inside)
     federation = federation.to(dtype).as_task(options.task or federation.kind)
     task = build_task(model, federation, options.seed, dtype, options.bias, options.backbone)
-    task = with_pieces(task, federation, options)
+    task = with_pieces(task, federation if outside is None else federation.take(inside), options)
     augment = augmented_by(options.augment, federation)
     whole = algorithm.reads_rows or augment is not None  # frozen first layers see the rows as they are in each step
     trained, rows, notes = (task, federation, ()) if whole else after_prefix(task, federation)
     ours = isinstance(model, str) and not origin.is_spec(model) and options.loss is None
     problems = [] if ours else findings(trained, rows.train.x, rows.train.y)
-    outside = newcomers_of(federation, options.new_clients, options.seed)
-    learners = rows if outside is None else rows.take(np.setdiff1d(np.arange(len(rows)), outside))
+    learners = rows if outside is None else rows.take(inside)
     size = options.size(len(learners))
     if algorithm.needs_everyone and size < len(learners):
         raise InvalidArgument(f"{type(algorithm).__name__} needs all clients in every round; use cohort=1.0")

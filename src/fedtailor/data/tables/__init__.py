@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtailor.data.columns import columns_of, read_column
 from fedtailor.data.federation import Federation
 from fedtailor.data.keywords import keywords_of
+from fedtailor.data.refit import refittable
 from fedtailor.data.tables.assembly import Source, build, check_known, unmarked
 from fedtailor.data.tables.folder import from_folder
 from fedtailor.data.tables.options import TableOptions
@@ -37,9 +39,13 @@ def from_table(source: pd.DataFrame | str | os.PathLike[str], *, client: str, la
     ``keep_na``. Cells that hold a mark of ``na`` are missing in all columns. ``columns`` is a file that says how each column
     is read (``fedtailor data describe --save-columns``); nothing is then learnt from the rows.
     """
+    return refittable(partial(_read, source, client, label, TableOptions(**options)))
+
+
+def _read(source: Any, client: str, label: str, chosen: TableOptions, fit_to: frozenset[str] | None) -> Federation:
+    """Read a table; its columns are fitted to the training rows of the clients ``fit_to``, or of all."""
     import pandas as pd
 
-    chosen = TableOptions(**options)
     recipe = None
     if isinstance(source, pd.DataFrame):
         table, name = columns_of(source), "table"
@@ -56,4 +62,4 @@ def from_table(source: pd.DataFrame | str | os.PathLike[str], *, client: str, la
     check_known(table, client, "client column")
     table, marked = unmarked(table, {client, label, chosen.split}, chosen)
     owner = read_column(client, table[client], "category", droppable=False)
-    return build(Source(table, owner, None, row_number, chosen.name or name, recipe, client, marked), label, chosen)
+    return build(Source(table, owner, None, row_number, chosen.name or name, recipe, client, marked), label, chosen, fit_to)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,8 +61,9 @@ def unmarked(table: Table, roles: Collection[str | None], options: TableOptions)
     return out, {name: counts for name, (_, counts) in zip(names, cleaned, strict=True) if counts}
 
 
-def build(source: Source, label: str, options: TableOptions) -> Federation:
-    """Build the federation of a table: choose rows and clients first, then fit the columns to the training rows."""
+def build(source: Source, label: str, options: TableOptions, fit_to: frozenset[str] | None = None) -> Federation:
+    """Build the federation of a table: choose rows and clients first, then fit the columns to the training rows (where it is
+    given, of the clients ``fit_to``)."""
     table, where = source.table, source.where
     if not table:
         raise InvalidData("the table has no columns; give one with a header")
@@ -93,7 +94,7 @@ def build(source: Source, label: str, options: TableOptions) -> Federation:
         known_part = read_parts(options.split, table[options.split], rows, where)
     elif known_part is not None:
         known_part = known_part[rows]
-    layout = lay_out(owner, target, rows, known_part, options)
+    layout = replace(lay_out(owner, target, rows, known_part, options), fit_to=fit_to)
     columns, constant = fit_columns(raws, layout, options) if agreed is None else (list(agreed.columns), {})
     left_out |= constant
     if not columns:

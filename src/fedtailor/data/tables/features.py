@@ -73,7 +73,7 @@ def handle_missing(raws: Mapping[str, Raw], rows: Ints, missing: str, source: st
 
 def fit_columns(raws: Mapping[str, Raw], layout: Layout, options: TableOptions) -> tuple[list[Column], dict[str, str]]:
     """Fit every column to the training rows; return those that vary, and the reason for each one left out."""
-    train, scaled = layout.train, options.standardize != "none"
+    train, scaled = layout.fitted, options.standardize != "none"
     fits = parallel_map(lambda item: _fit(item[0], item[1], train, scaled), list(raws.items()), len(layout.rows))
     left_out = {name: fit for name, fit in zip(raws, fits, strict=True) if isinstance(fit, str)}
     return [fit for fit in fits if isinstance(fit, Column)], left_out
@@ -203,7 +203,7 @@ def finish_target(
         if options.standardize_label and bounds is not None:
             center, spread = (bounds[0] + bounds[1]) / 2, (bounds[1] - bounds[0]) / 2
         elif options.standardize_label:
-            center, spread = mean_and_scale(target.values[layout.train])
+            center, spread = mean_and_scale(target.values[layout.fitted])
         y = layout.sort(((values - center) / spread).astype(np.float32))
     if not np.isfinite(y).all():
         raise InvalidData(f"the label {shown(label)} holds numbers too large for 32-bit targets; rescale it")

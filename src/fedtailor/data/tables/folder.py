@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fedtailor.data.columns import columns_of
 from fedtailor.data.federation import Federation
 from fedtailor.data.keywords import keywords_of
 from fedtailor.data.missing import added
+from fedtailor.data.refit import refittable
 from fedtailor.data.tables.arrays import from_arrays
 from fedtailor.data.tables.assembly import Source, build, unmarked
 from fedtailor.data.tables.images import from_images
@@ -57,7 +59,7 @@ def from_folder(path: str | os.PathLike[str], *, label: str | None = None, **opt
     else:
         listing: list[Entry] = [(f, stem(f), None) for f in tables]
         listing += [entry for folder in folders for entry in _tables_of(folder)]
-        federation = _from_tables(listing, label, chosen, name)
+        federation = refittable(partial(_from_tables, listing, label, chosen, name))
     return replace(federation, recipe=recipe, notes=(*federation.notes, *notes))
 
 
@@ -75,8 +77,10 @@ def _tables_of(folder: Path) -> list[Entry]:
     return [(f, folder.name, part) for f, part in zip(files, parts, strict=True)]
 
 
-def _from_tables(listing: Sequence[Entry], label: str | None, options: TableOptions, name: str) -> Federation:
-    """Build a federation from one table that joins those of all clients."""
+def _from_tables(
+    listing: Sequence[Entry], label: str | None, options: TableOptions, name: str, fit_to: frozenset[str] | None
+) -> Federation:
+    """Build a federation from one table that joins those of all clients, fitted to the rows of ``fit_to`` or of all."""
     if label is None:
         raise InvalidArgument("tables need a label; give label= (on the command line --label COLUMN)")
     has_part = [part is not None for _, _, part in listing]
@@ -99,4 +103,5 @@ def _from_tables(listing: Sequence[Entry], label: str | None, options: TableOpti
     known_part = np.repeat(np.array([PART_OF[part] for _, _, part in listing if part], np.int8), sizes) if any(has_part) else None
     table = {column: concatenated([piece[column] for piece in pieces]) for column in first}
     where = row_locator([path for path, _, _ in listing], sizes)
-    return build(Source(table, owner, known_part, where, name, None, marked=added(marked for _, marked in read)), label, options)
+    source = Source(table, owner, known_part, where, name, None, marked=added(marked for _, marked in read))
+    return build(source, label, options, fit_to)

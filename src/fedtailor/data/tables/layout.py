@@ -41,6 +41,7 @@ class Layout:
     place: NDArray[Any]
     offsets: tuple[Ints, ...]
     notes: tuple[str, ...]
+    fit_to: frozenset[str] | None = None
 
     @cached_property
     def train(self) -> Ints:
@@ -52,6 +53,14 @@ class Layout:
     def in_training(self) -> Ints:
         """Positions in ``rows`` of the rows that are trained on."""
         return np.flatnonzero(self.part == 0)
+
+    @cached_property
+    def fitted(self) -> Ints:
+        """Rows of the table that columns are fitted to: those that the clients ``fit_to`` (None: all) train on."""
+        if self.fit_to is None:
+            return self.train
+        numbers = [i for i, name in enumerate(self.names) if name in self.fit_to]
+        return self.rows[self.in_training[np.isin(self.client[self.in_training], numbers)]]
 
     def sort(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return values of ``rows`` sorted by part and client."""

@@ -1,0 +1,38 @@
+"""Columns fitted anew, to the training rows of some clients only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from fedtailor.data.split import Split
+
+if TYPE_CHECKING:
+    from fedtailor.data.federation import Federation
+
+
+@dataclass(frozen=True, eq=False)
+class Refit:
+    """Reads a table again: ``read`` takes the names of the clients whose training rows count. ``parts`` are the splits as they
+    were read first: by them it is known which of a federation's splits is which."""
+
+    read: Callable[[frozenset[str]], Federation]
+    parts: tuple[Split | None, ...]  # train, test, val
+    _last: dict[frozenset[str], tuple[Federation, dict[int, Split]]] = field(default_factory=dict)
+
+    def __call__(self, clients: Sequence[str]) -> tuple[Federation, dict[int, Split]]:
+        """Return the federation fitted to these clients, and its splits by the id of the first ones; the last is remembered."""
+        names = frozenset(clients)
+        if names not in self._last:
+            new = self.read(names)
+            self._last.clear()
+            pairs = zip(self.parts, (new.train, new.test, new.val), strict=True)
+            self._last[names] = new, {id(old): split for old, split in pairs if old is not None and split is not None}
+        return self._last[names]
+
+
+def refittable(read: Callable[[frozenset[str] | None], Federation]) -> Federation:
+    """Return what ``read`` gives with all clients, able to be fitted to some of them."""
+    whole = read(None)
+    return replace(whole, refit=Refit(read, (whole.train, whole.test, whole.val)))
