@@ -48,7 +48,8 @@ class Federation:
     (None where none do: it was made from arrays, or is part of another one, or more). ``facts`` holds one number per client, by
     the fact's name (see ``with_facts``).
     ``tokens`` is the size of the vocabulary where x holds tokens (else 0), ``vocabulary`` says what they stand for. ``refit``
-    reads the table again, fitted to the rows of some clients (see ``fitted_to``). ``packing`` says how a row of several parts lies in x.
+    reads the table again, fitted to the rows of some clients (see ``fitted_to``).
+    ``packing`` says how a row of several parts lies in x.
     """
 
     train: Split
