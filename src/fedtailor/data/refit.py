@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 from fedtailor.data.split import Split
 
-if TYPE_CHECKING:
-    from fedtailor.data.federation import Federation
+Federation = Any  # which has a Refit itself
 
 
 @dataclass(frozen=True, eq=False)
