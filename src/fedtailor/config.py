@@ -200,7 +200,7 @@ class SweepSettings(SweepOptions, DataSettings):
     model: str = Field(
         "linear", description="A network by name (see: fedtailor list models), or a function that makes one: mine.py:net."
     )
-    method: str = Field("fedclup", description="The method to sweep; its lam is walked along, which only fedclup's can be.")
+    method: str = Field("fedclup", description="The method to sweep, by name or as mine.py:MyMethod; it needs a lam.")
     batch_size: int = Field(0, ge=0, le=LARGEST, description="Rows per step; 0 is all of a client's rows.")
 
     def options(self) -> SweepOptions:

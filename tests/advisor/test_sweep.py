@@ -17,6 +17,7 @@ from fedtailor.advisor.sweep import total
 from fedtailor.advisor.tradeoff import Fewest, Place, Point, fewest, front, levels, round_budget, settled
 from fedtailor.cli import app
 from fedtailor.data.split import Split
+from fedtailor.engine.options import SweepOptions
 from fedtailor.engine.setup import build_task
 from fedtailor.theory.envelope import solve
 from tests.make import federation
@@ -80,7 +81,7 @@ def test_targets_lie_between_the_worst_and_the_best():
 @pytest.mark.parametrize("rounds", [6, 7, 10, 50, 333])
 def test_ten_lams_may_cost_less_than_four_runs(rounds):
     assert round_budget(rounds, 10) < 4 * rounds
-    assert total(rounds, 10, False) < 4 * rounds
+    assert total(SweepOptions(rounds=rounds, lams=10, dynamic=False)) < 4 * rounds
 
 
 def test_a_curve_is_settled_where_its_loss_stays_near_the_end():
@@ -254,8 +255,23 @@ def test_the_dynamic_schedule_is_a_run_of_its_own():
     assert not swept.dynamic.estimated
     assert swept.dynamic.rounds_used == 8
     assert len(records) == swept.rounds_used + 8  # not counted with the others
-    assert len(records) <= total(8, 3, True)
+    assert len(records) <= total(SweepOptions(rounds=8, lams=3))
     assert ft.sweep(fed, lams=3, rounds=8, dynamic=False).dynamic is None
+
+
+@pytest.mark.parametrize("method", ["ditto", ft.L2GD])
+def test_any_method_with_a_lam_is_played_in_full(method):
+    """Its points are those of runs from scratch, its bytes those of the rounds in which something is sent."""
+    fed = federation([12, 9, 15], kind="regression", val=True)
+    swept = ft.sweep(fed, method=method, lams=[0.01, 0.1], rounds=6, steps=1)
+    for one in swept.path:
+        real = ft.run(one.algorithm, replace(fed, test=fed.val), rounds=6, evaluate_every=1)
+        assert [point.val_score for point in one.curve[1:]] == pytest.approx([record["mse_personal"] for record in real.history])
+        assert one.curve[-1].bytes == real.summary["bytes_down"] + real.summary["bytes_up"]
+        assert (one.algorithm.lam, one.estimated) == (one.lam, False)
+    assert (swept.dynamic, swept.rounds_used) == (None, 24)
+    assert total(SweepOptions(rounds=6, lams=2), method) == 24
+    assert "nothing is estimated" in swept.text
 
 
 @pytest.mark.parametrize(
@@ -273,7 +289,7 @@ def test_other_settings_give_a_whole_result(options):
     fed = federation([12, 9, 15, 7], val=True)
     swept = ft.sweep(fed, lams=3, rounds=9, **options)
     assert [one.lam for one in swept.path] == sorted(one.lam for one in swept.path)
-    assert swept.rounds_used <= total(9, 3, False)
+    assert swept.rounds_used <= total(SweepOptions(rounds=9, lams=3, dynamic=False))
     assert [row.target for row in swept.fewest] == sorted(row.target for row in swept.fewest)
     json.dumps(swept.json(), allow_nan=False)
     assert all(one.curve[-1].round <= 9 for one in swept.path)
@@ -298,6 +314,8 @@ def test_other_settings_give_a_whole_result(options):
         ({"targets": [float("nan")]}, "targets must be"),
         ({"targets": "high"}, "targets must be"),
         ({"cohort": 9}, "more than the 3 clients"),
+        ({"method": "fedavg"}, "fedavg cannot be swept: it has no setting lam"),
+        ({"method": ft.Ditto()}, "the class or the name of a method"),
         ({"dtype": "float16"}, "dtype must be"),
         ({"model": "mpl"}, "mlp"),
     ],

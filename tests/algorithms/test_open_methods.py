@@ -263,9 +263,13 @@ def test_the_words_may_stand_in_either_order_and_a_wrong_class_is_named(here, mo
     assert "has no class 'Absent'" in capsys.readouterr().err
 
 
-def test_only_fedclup_can_be_swept(here, monkeypatch, capsys):
-    assert command(monkeypatch, "sweep", "digits", "--method", "mine.py:Mine") == 2
-    assert "mine.py:Mine cannot be swept" in capsys.readouterr().err
+def test_sweep_takes_a_method_of_ones_own(here, monkeypatch, capsys):
+    words = ("sweep", "digits", "--clients", "3", "--rounds", "2", "--lams", "0.1,1", "--method")
+    assert command(monkeypatch, *words, "mine.py:Mine", "--json") == 0
+    path = json.loads(capsys.readouterr().out)["path"]
+    assert [(one["lam"], one["settings"].partition("(")[0]) for one in path] == [(0.1, "Mine"), (1.0, "Mine")]
+    assert command(monkeypatch, *words, "fedavg") == 2
+    assert "fedavg cannot be swept: it has no setting lam" in capsys.readouterr().err
 
 
 # -- refusals -------------------------------------------------------------------------------------------------------------------

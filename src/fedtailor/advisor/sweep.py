@@ -2,13 +2,14 @@
 
 FedCLUP over lam from almost local to almost one model. Separate runs would take lams x rounds; here every lam is begun cold for a
 few rounds, and its end is found by going on from the end of the neighbouring lam. The rounds between are estimated from both
-(``extrapolate``). What is said about a lam is thus always about a run from scratch. Test rows are never looked at.
+(``extrapolate``). What is said about a lam is thus always about a run from scratch. Another method that has a lam is played from
+scratch for all rounds of every lam: of its ends nothing is known. Test rows are never looked at.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import Any
 
@@ -18,12 +19,13 @@ from torch import nn
 from fedtailor.advisor.pilot import task_and_rows
 from fedtailor.advisor.steps import four_digits, smoothness_of, training, work_of
 from fedtailor.advisor.tradeoff import Fewest, Place, fewest, front, levels, settled
-from fedtailor.advisor.walk import Callback, LamCurve, Runner, most_rounds, play_from_scratch, references, walk_path
+from fedtailor.advisor.walk import Callback, LamCurve, Runner, most_rounds, play_from_scratch, play_path, references, walk_path
+from fedtailor.algorithms.base import Algorithm
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedclup import FedCLUP
 from fedtailor.algorithms.fedclup_dynamic import FedCLUPDynamic
 from fedtailor.algorithms.local import Local
-from fedtailor.algorithms.settings import written
+from fedtailor.algorithms.settings import build, find, slug, written
 from fedtailor.data.federation import Federation
 from fedtailor.engine.base import one_thread
 from fedtailor.engine.options import SweepOptions, taking
@@ -32,6 +34,7 @@ from fedtailor.task import Kind, Task
 from fedtailor.task.scores import Metric
 
 DECADES = (-4, 1)  # powers of ten, times the smoothness, between which lams are spread unless given
+IN_FULL = "Every lam and both ends were played from scratch for {} rounds; nothing is estimated."
 FEW = 6  # rounds played of a curve below which its estimate is rough
 
 
@@ -106,15 +109,22 @@ class Sweep:
 @taking(SweepOptions)
 @one_thread()
 def sweep(
-    federation: Federation, model: str | nn.Module | Task = "linear", *, callback: Callback | None = None, **settings: Any
+    federation: Federation,
+    model: str | nn.Module | Task = "linear",
+    *,
+    method: str | type[Algorithm] = FedCLUP,
+    callback: Callback | None = None,
+    **settings: Any,
 ) -> Sweep:
-    """FedCLUP's score on validation rows against rounds and bytes, for lam from local to global.
+    """The score on validation rows against rounds and bytes, for lam from local to global.
 
     A number of ``lams`` is spread over the curvature of the clients' risks. ``lr`` is the step size at lam = 0 (from the
     smoothness of a linear model, 0.1 otherwise); at lam it is 1/(1/lr + lam). ``dynamic`` costs ``rounds`` rounds more.
-    ``callback`` is given a record per round played.
+    ``method`` is FedCLUP, whose path is walked along; another one that has a lam, by its class or name, is played in full for
+    each, which costs ``rounds`` rounds per lam and as many for each end, and has no dynamic schedule. ``callback`` is given a
+    record per round played.
     """
-    options = SweepOptions.of(settings)
+    options, kind = SweepOptions.of(settings), _swept(method)
     training_options = training(options)
     if len(federation) < 2:
         raise InvalidData("there is one client only: nobody to share with; check which column names the clients")
@@ -123,25 +133,20 @@ def sweep(
     assert rows.val is not None
     smoothness = smoothness_of(task, rows)
     curvature = max(1 / options.lr if options.lr is not None else 0.0, smoothness or 0.0) or 10.0
-    degrees = _degrees(options.lams, curvature)
+    steps = _Steps(_degrees(options.lams, curvature), curvature, smoothness is not None, work)
+    ends = steps.ends(training_options.batch_size is None)
     runner = Runner(task, replace(rows, test=rows.val), training_options, callback)
-    compared, error_of = references(task, rows, degrees, training_options.weights)
-
-    def method(lam: float) -> FedCLUP:
-        """Where L is known the server's step is that of the paper's experiments, 1/L_g; otherwise the server averages."""
-        server = None if smoothness is None else (lam + curvature) / (lam * curvature)
-        return FedCLUP(lam=lam, lr=four_digits(1 / (curvature + lam)), server_lr=server and four_digits(server), **work)
-
-    # one full-batch step is the pooled gradient: one model for all, without the drift of several
-    ends = {
-        "local": Local(lr=1 / curvature, **work),
-        "shared": FedAvg(lr=1 / curvature, **({"steps": 1} if training_options.batch_size is None else work)),
-    }
-    order = slice(None, None, 1 if smoothness is not None else -1)  # the local models of a network cannot be averaged
-    walked = walk_path(runner, [method(lam) for lam in degrees[order]], dict(list(ends.items())[order]), rounds, compared)
-    path = tuple(walked.curves[order])
-    truth = compared.get(degrees[0]) if error_of == "truth" else None
-    dynamic = play_from_scratch(runner, _dynamic_method(degrees, curvature, work), rounds, truth) if options.dynamic else None
+    dynamic, error_of = None, None
+    if kind is FedCLUP:
+        compared, error_of = references(task, rows, steps.lams, training_options.weights)
+        order = slice(None, None, 1 if smoothness is not None else -1)  # the local models of a network cannot be averaged
+        walked = walk_path(runner, [*map(steps.clup, steps.lams)][order], dict([*ends.items()][order]), rounds, compared)
+        if options.dynamic:
+            truth = compared.get(steps.lams[0]) if error_of == "truth" else None
+            dynamic = play_from_scratch(runner, steps.dynamic(), rounds, "dynamic", reference=truth)
+    else:
+        walked = play_path(runner, {lam: build(kind, steps.at(lam)) for lam in steps.lams}, ends, rounds)
+    path = tuple(sorted(walked.curves, key=lambda curve: curve.lam or 0.0))
 
     higher = task.score.higher
     curves = {curve.lam: curve.curve for curve in path if curve.lam is not None}
@@ -157,16 +162,19 @@ def sweep(
         front=tuple(front(curves, higher)),
         fewest=tuple(fewest(curves, targets, higher)),
         rounds_used=walked.rounds,
-        rounds_separate=rounds * len(degrees),
+        rounds_separate=rounds * len(steps.lams),
         error_of=error_of,
-        notes=_notes(path, runner),
+        notes=_notes(path, runner) if kind is FedCLUP else (IN_FULL.format(rounds),),
     )
     return replace(result, text=_words(result))
 
 
-def total(rounds: int, lams: int | Sequence[float], dynamic: bool) -> int:
-    """Rounds that a sweep plays at most."""
-    return most_rounds(rounds, lams if isinstance(lams, int) else len(set(lams))) + rounds * dynamic
+def total(options: SweepOptions, method: str | type[Algorithm] = FedCLUP) -> int:
+    """Return the rounds that a sweep plays at most."""
+    lams = options.lams if isinstance(options.lams, int) else len(set(options.lams))
+    if _swept(method) is not FedCLUP:
+        return options.rounds * (lams + 2)
+    return most_rounds(options.rounds, lams) + options.rounds * options.dynamic
 
 
 # -- checked settings -------------------------------------------------------------------------------------------------------
@@ -174,6 +182,16 @@ def _positive(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < np.inf:
         raise InvalidArgument(f"{name} must be a positive number, not {value!r}")
     return float(value)
+
+
+def _swept(method: str | type[Algorithm]) -> type[Algorithm]:
+    """Return the class of a method that has a lam to sweep."""
+    kind = find(method) if isinstance(method, str) else method
+    if not isinstance(kind, type) or not issubclass(kind, Algorithm):
+        raise InvalidArgument(f"method must be the class or the name of a method, as ft.Ditto or 'ditto', not {kind!r}")
+    if "lam" not in [f.name for f in fields(kind)]:
+        raise InvalidArgument(f"{slug(kind)} cannot be swept: it has no setting lam; use compare --tune with a --grid of another")
+    return kind
 
 
 def _degrees(lams: int | Sequence[float], curvature: float) -> list[float]:
@@ -196,11 +214,36 @@ def _targets(targets: Sequence[float]) -> list[float]:
     return [float(target) for target in targets]
 
 
-def _dynamic_method(lams: Sequence[float], curvature: float, work: Mapping[str, Any]) -> FedCLUPDynamic:
-    """The dynamic schedule: from the smallest lam up to the curvature, its step size safe all the way."""
-    ceiling = max(lams[0], min(lams[-1], curvature))
-    factor, lr = (lams[-1] / lams[0]) ** (1 / (len(lams) - 1)), four_digits(1 / (curvature + ceiling))
-    return FedCLUPDynamic(lam=lams[0], factor=four_digits(np.clip(factor, 2, 4)), ceiling=four_digits(ceiling), lr=lr, **work)
+@dataclass(frozen=True)
+class _Steps:
+    """The methods of a sweep: their step sizes are safe where no client's risk is curved by more than ``curvature``, which is L
+    where it ``is_known``."""
+
+    lams: Sequence[float]
+    curvature: float
+    is_known: bool
+    work: Mapping[str, Any]
+
+    def at(self, lam: float) -> dict[str, Any]:
+        """Return the settings of a method at lam."""
+        return {"lam": lam, "lr": four_digits(1 / (self.curvature + lam)), **self.work}
+
+    def clup(self, lam: float) -> FedCLUP:
+        """Where L is known the server's step is that of the paper's experiments, 1/L_g; otherwise the server averages."""
+        server = four_digits((lam + self.curvature) / (lam * self.curvature)) if self.is_known else None
+        return FedCLUP(server_lr=server, **self.at(lam))
+
+    def dynamic(self) -> FedCLUPDynamic:
+        """The dynamic schedule: from the smallest lam up to the curvature, its step size safe all the way."""
+        lams, ceiling = self.lams, max(self.lams[0], min(self.lams[-1], self.curvature))
+        factor, lr = (lams[-1] / lams[0]) ** (1 / (len(lams) - 1)), four_digits(1 / (self.curvature + ceiling))
+        growth: dict[str, Any] = {"factor": four_digits(np.clip(factor, 2, 4)), "ceiling": four_digits(ceiling)}
+        return FedCLUPDynamic(lam=lams[0], lr=lr, **growth, **self.work)
+
+    def ends(self, all_rows: bool) -> dict[str, Algorithm]:
+        """The limits of lam. One step on ``all_rows`` is the pooled gradient: one model for all, without the drift of several."""
+        lr = 1 / self.curvature
+        return {"local": Local(lr=lr, **self.work), "shared": FedAvg(lr=lr, **({"steps": 1} if all_rows else self.work))}
 
 
 # -- in words --------------------------------------------------------------------------------------------------------------
@@ -228,8 +271,8 @@ def _words(swept: Sweep) -> str:
     best = max(swept.path, key=lambda c: score.merit(c.curve[-1].val_score))
     local, shared = (swept.ends[end]["val_score"] for end in ("local", "shared"))
     out = [
-        f"{swept.clients} clients, {len(swept.path)} lams, {swept.rounds_used} rounds played in place of {swept.rounds_separate} "
-        f"({share:.0%}).",
+        f"{swept.clients} clients, {len(swept.path)} lams, {swept.rounds_used} rounds played"
+        + (f" in place of {swept.rounds_separate} ({share:.0%})." if share < 1 else "."),
         f"Validation {score.words}: training alone {local:.4g}, one model for all {shared:.4g}; best after {swept.rounds} rounds "
         f"{best.curve[-1].val_score:.4g} with {written(best.algorithm)}.",
     ]

@@ -126,7 +126,8 @@ class Runner:
         """(reading, point, come to rest) before the first round and after each; ends after ``rounds``, or at rest."""
         ready = self.prepared(algorithm)
         sent = {name: ready.facts[name] * ready.size for name in ("bytes_down", "bytes_up")}
-        state.records = []
+        state.records, total = [], 0
+        state.sent = ready.plan.sent_after(state.shared, state.server, 0, rounds)
         last: list[Reading] = []
         losses: list[float] = []
         engine, _ = ready.engine(state)
@@ -137,7 +138,7 @@ class Runner:
             while True:
                 done = len(state.records)
                 reading = self._read(engine, state, reference is not None)
-                point = self.point(reading, done, sum(sent.values()) * done, reference)
+                point = self.point(reading, done, total, reference)
                 if rnd is not None:
                     with _refusing_divergence(label):
                         check_loss(engine, state.sent, state.store, np.array([point.val_loss]), rnd)
@@ -156,6 +157,7 @@ class Runner:
                 if rnd is None:
                     return
                 state.records.append({})
+                total += 0 if algorithm.silent(rnd) else sum(sent.values())
 
     def _rests(self, last: Sequence[Reading], losses: Sequence[float]) -> bool:
         """Whether the rounds lead nowhere any more: predictions by their shrinking changes; the loss, where rounds are random."""
@@ -173,7 +175,7 @@ class Runner:
         val = self.rows.val
         assert val is not None
         out: Tensor | None = None
-        for ids, personal, _, _, mask, _ in engine.predictions(state.shared, np.arange(len(self.rows)), state.store, val):
+        for ids, personal, _, _, mask, _ in engine.predictions(state.sent, np.arange(len(self.rows)), state.store, val):
             if out is None:
                 out = personal.new_empty(len(val.y), *personal.shape[2:])
             place = torch.from_numpy(val.offsets[ids])[:, None] + torch.arange(mask.shape[1])
@@ -339,8 +341,17 @@ def _estimated_points(
     return out
 
 
-def play_from_scratch(runner: Runner, method: Algorithm, rounds: int, reference: Tensor | None) -> LamCurve:
+def play_from_scratch(
+    runner: Runner, method: Algorithm, rounds: int, label: str, lam: float | None = None, reference: Tensor | None = None
+) -> LamCurve:
     """The curve of a method that is played from scratch for all the rounds."""
-    state = runner.fresh(method)
-    points = [point for _, point, _ in runner.play(method, state, rounds, "dynamic", reference, rest=False)]
-    return LamCurve(None, method, tuple(points), points[-1], rounds, rounds, False)
+    points = [point for _, point, _ in runner.play(method, runner.fresh(method), rounds, label, reference, rest=False)]
+    return LamCurve(lam, method, tuple(points), points[-1], rounds, rounds, False)
+
+
+def play_path(runner: Runner, methods: Mapping[float, Algorithm], ends: Mapping[str, Algorithm], rounds: int) -> Walked:
+    """The curve of every method, by its lam, and the ends of the path, all of them played from scratch: this needs to know
+    nothing of the methods."""
+    curves = [play_from_scratch(runner, method, rounds, f"lam={lam:.3g}", lam) for lam, method in methods.items()]
+    limits = {name: play_from_scratch(runner, method, rounds, name).end for name, method in ends.items()}
+    return Walked(curves, limits, rounds * (len(methods) + len(ends)))

@@ -12,7 +12,6 @@ from fedtailor.cli.base import print_text, progress, say, show
 from fedtailor.cli.flags import command_of
 from fedtailor.cli.train import tell_about
 from fedtailor.config import SweepSettings
-from fedtailor.errors import InvalidArgument
 
 Out = Annotated[Path | None, typer.Option("--out", help="A directory for sweep.json (default: none).")]
 
@@ -23,26 +22,22 @@ def register(app: typer.Typer) -> None:
 
 
 def sweep(settings: SweepSettings, out: Path | None, as_json: bool, save: Path | None = None) -> None:
-    """Trade accuracy against communication: FedCLUP with lam from local to global, on validation rows.
+    """Trade accuracy against communication: a method with lam from local to global, on validation rows.
 
-    Every lam is begun from scratch for a few rounds and its end found from its neighbour's, so ten cost less than four runs. With
-    --out the result is written to DIR/sweep.json as well.
+    Every lam of FedCLUP is begun from scratch for a few rounds and its end found from its neighbour's, so ten cost less than four
+    runs. Another --method that has a lam, also one of your own, is played in full for every lam. With --out the
+    result is written to DIR/sweep.json as well.
     """
     from fedtailor.advisor.sweep import sweep as run_sweep
     from fedtailor.advisor.sweep import total
-    from fedtailor.algorithms.fedclup import FedCLUP
-    from fedtailor.algorithms.settings import find
     from fedtailor.runs import files
 
-    if find(settings.method) is not FedCLUP:
-        raise InvalidArgument(
-            f"{settings.method} cannot be swept: its ends are found by going on from a neighbouring lam, which is derived for "
-            f"FedCLUP only; use compare --methods {settings.method} --tune --grid lam=0.01,0.1,1"
-        )
+    options = settings.options()
+    most = total(options, settings.method)  # refused before the data are read
     federation = settings.federation()
     tell_about(federation)
-    with progress(total(settings.rounds, settings.lams, settings.dynamic)) as callback:
-        result = run_sweep(federation, settings.model, callback=callback, **settings.options().plain())
+    with progress(most) as callback:
+        result = run_sweep(federation, settings.model, method=settings.method, callback=callback, **options.plain())
     if save:
         files.write(save, settings.toml())
     if out:
