@@ -149,3 +149,43 @@ def test_tables_and_methods_that_do_not_fit_are_refused(tmp_path):
         ft.run(ft.AL2SGD(), DATA, cohort=some, **SETTINGS)
     with pytest.raises(InvalidArgument, match="each is drawn by chance"):
         ft.run(ft.FedAvg(), DATA, cohort=some, user_clip=1.0, user_noise=1.0, **SETTINGS)
+
+
+# -- slow clients -------------------------------------------------------------------------------------------------------
+def slowly(number, names, draw):
+    return names, [], {"cid": 0.5, "eve": 0.01}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_a_slow_client_takes_the_first_of_its_steps(engine, batch_size):
+    settings = {**SETTINGS, "rounds": 1, "batch_size": batch_size, "engine": engine}
+    slow = ft.run(ft.Local(steps=6), DATA, cohort=slowly, **settings)
+    for steps, client in ((6, 0), (3, 2), (1, 4)):
+        alone = ft.run(ft.Local(steps=steps), DATA, **settings)
+        assert_close(slow.store.get(np.array([client])), alone.store.get(np.array([client])))
+
+
+def test_engines_agree_on_slow_clients_also_under_privacy():
+    for opt in (ft.SGD(), ft.Private(clip=0.5, noise=1.0, seed=0)):
+        method = ft.Ditto(epochs=3, opt=opt)
+        loop, stacked = (ft.run(method, DATA, cohort=slowly, engine=engine, **SETTINGS) for engine in ENGINES)
+        assert_close(stacked.shared, loop.shared)
+
+
+def test_a_table_says_who_is_slow(tmp_path):
+    table = tmp_path / "who.csv"
+    table.write_text("round,client,lost,pace\n" + "".join(f"0,{n},0,{ {'cid': 0.5, 'eve': 0.01}.get(n, '') }\n" for n in NAMES))
+    by_table, by_function = (ft.run(ft.Ditto(epochs=3), DATA, cohort=who, **SETTINGS) for who in (table, slowly))
+    assert_close(by_table.shared, by_function.shared)
+    table.write_text("round,client,pace\n0,ann,soon\n")
+    with pytest.raises(InvalidData, match="pace is a number"):
+        ft.run(ft.FedAvg(), DATA, cohort=table, **SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("pace", "says"), [({"ann": 0}, "gives 'ann' the pace 0"), ({"zoe": 0.5}, "'zoe' in round 0, which is no client")]
+)
+def test_paces_that_cannot_be_are_refused(pace, says):
+    with pytest.raises(InvalidArgument, match=says):
+        ft.run(ft.FedAvg(), DATA, cohort=lambda number, names, draw: (names, [], pace), **SETTINGS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,15 @@ from fedtailor.data.guard import Guard
 from fedtailor.data.split import Split
 
 Phases = Mapping[str, Work]
+Paces = Callable[[int], NDArray[np.float64] | None]  # of a round: the share of its steps that each client manages (None: all)
 
 
 class Feed:
     """The data of a run, by (round, client, phase). ``round`` is -1 where there is none (personalising at the end).
 
     ``sampling`` is ``shuffle`` (epochs of permuted rows) or ``poisson`` (every row for itself). With a ``guard`` the data are for
-    private descents only: ``one`` gives them guarded, those of ``many`` are to be guarded (``guarded``) inside vmap.
+    private descents only: ``one`` gives them guarded, those of ``many`` are to be guarded (``guarded``) inside vmap. ``augment``
+    changes the rows of every batch, ``paces`` leaves slow clients the first of their steps.
     """
 
     def __init__(
@@ -36,9 +38,10 @@ class Feed:
         sampling: str = "shuffle",
         guard: Guard | None = None,
         augment: Augment | None = None,
+        paces: Paces | None = None,
     ) -> None:
         self.federation, self.phases, self.batch_size, self.seed = federation, phases, batch_size, seed
-        self.sampling, self.guard, self.augment = sampling, guard, augment
+        self.sampling, self.guard, self.augment, self.paces = sampling, guard, augment, paces
         self._space: dict[tuple[str, torch.Size], Tensor] = {}
 
     @property
@@ -57,6 +60,7 @@ class Feed:
             self.sampling,
             guard or self.guard,
             self.augment,
+            self.paces if federation is None else None,
         )
 
     def guarded(self, data: Any, phase: str = "train") -> Any:
@@ -79,8 +83,11 @@ class Feed:
         index, _ = self._index(np.array([client]), round, phase)
         return [row[row >= 0] for row in index[0]]
 
-    def steps(self, clients: NDArray[np.int64], phase: str) -> NDArray[np.int64]:
-        return self.phases[phase].count(self.federation.train.sizes[clients], self.batch_size)
+    def steps(self, clients: NDArray[np.int64], phase: str, round: int = -1) -> NDArray[np.int64]:
+        """Return how many steps each client takes: without a round, if it is not slow."""
+        counts = self.phases[phase].count(self.federation.train.sizes[clients], self.batch_size)
+        paces = None if self.paces is None or round < 0 else self.paces(round)
+        return counts if paces is None else np.ceil(paces[clients] * counts - 1e-9).astype(np.int64)
 
     def _index(self, clients: NDArray[np.int64], round: int, phase: str) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
         keys, work = self.keys(clients, round, phase), self.phases[phase]
@@ -89,7 +96,10 @@ class Feed:
             round_key = (np.int64(round),) if work.redraw else ()
             part_keys = rng.mix(self.seed, rng.purpose("part"), *round_key, self.federation.keys[clients])
         draw = poisson if self.sampling == "poisson" else indices
-        index, _ = draw(keys, self.federation.train.sizes[clients], work, self.batch_size, part_keys)
+        index, counts = draw(keys, self.federation.train.sizes[clients], work, self.batch_size, part_keys)
+        if self.paces is not None and ((fewer := self.steps(clients, phase, round)) < counts).any():
+            index = index[:, : int(fewer.max(initial=0))]
+            index = np.where((np.arange(index.shape[1]) < fewer[:, None])[:, :, None], index, -1)
         return index, keys
 
     def _rows(self, clients: NDArray[np.int64], phase: str) -> Tensor:
@@ -189,7 +199,7 @@ class Feed:
         wide["rows"] = self._rows(clients, phase).unsqueeze(0)  # clients second
         wide["key"] = torch.from_numpy(np.ascontiguousarray(words))
         if self.sampling == "poisson":  # an empty batch is a step as well; 0 where there is no step
-            real_steps = np.arange(steps)[:, None] < self.steps(clients, phase)
+            real_steps = np.arange(steps)[:, None] < self.steps(clients, phase, round)
             wide["expected"] = torch.from_numpy(real_steps * self.expected(clients, phase))
         return wide
 

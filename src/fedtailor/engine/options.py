@@ -99,7 +99,7 @@ class Cohort(Checked):
     cohort: str | float | int = Field(
         1.0,
         description='Clients per round: a share (0.1, 1.0), a number (10), "1 client", mine.py:who, or a table of who is there '
-        "(.csv with the columns round, client, lost).",
+        "(.csv with the columns round, client, lost, pace).",
     )
 
     @field_validator("cohort", mode="before")

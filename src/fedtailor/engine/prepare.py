@@ -195,7 +195,8 @@ def prepare(
     crowd = crowd_of(options, settled, len(learners), size, secret)
 
     def plan(method: Algorithm, clients: Federation) -> Plan:
-        made = make_plan(method, trained, clients, options.batch_size, options.seed, options.weights, secret, augment)
+        paces = attendance.paces if attendance is not None and clients is learners else None
+        made = make_plan(method, trained, clients, options.batch_size, options.seed, options.weights, secret, augment, paces)
         return replace(made, crowd=crowd, attendance=attendance if clients is learners else None)
 
     if settled.opt.privacy is not None and settled.opt.privacy.target_epsilon is not None:
@@ -220,7 +221,7 @@ def _attendance(algorithm: Algorithm, learners: Federation, options: Options) ->
         raise InvalidArgument(f"{type(algorithm).__name__} needs all clients in every round; use cohort=1.0")
     if options.user_clip is not None:
         raise InvalidArgument("where whole clients are private, each is drawn by chance; give cohort a share, not who is there")
-    return Attendance(options.attendance, learners, options.seed)
+    return Attendance(options.attendance, learners, options.seed, algorithm.roll_call)
 
 
 def newcomers_of(federation: Federation, share: float, seed: int) -> Ids | None:

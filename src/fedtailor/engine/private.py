@@ -150,7 +150,9 @@ def guarded(plan: Plan, secret: Secret | None = None) -> Plan:
         spec(plan.algorithm), written(plan.algorithm)
     )
     feed = plan.feed
-    feed = Feed(feed.federation, feed.phases, feed.batch_size, feed.seed, opt.sampling, Guard(who, secret), feed.augment)
+    feed = Feed(
+        feed.federation, feed.phases, feed.batch_size, feed.seed, opt.sampling, Guard(who, secret), feed.augment, feed.paces
+    )
     plan = replace(plan, feed=feed)
     uses = uses_of(plan)
     first, *later = (feed.like(guard=uses.guard(who, secret, exchange)) for exchange in range(plan.algorithm.exchanges))

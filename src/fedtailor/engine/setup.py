@@ -18,7 +18,7 @@ from fedtailor.algorithms import origin
 from fedtailor.algorithms.base import Algorithm
 from fedtailor.data.augment import Augment
 from fedtailor.data.federation import Federation
-from fedtailor.data.feed import Feed
+from fedtailor.data.feed import Feed, Paces
 from fedtailor.data.secret import Secret
 from fedtailor.engine.base import Ids, Plan
 from fedtailor.engine.private import guarded
@@ -112,11 +112,12 @@ def make_plan(
     weights: str,
     secret: Secret | None = None,
     augment: Augment | None = None,
+    paces: Paces | None = None,
 ) -> Plan:
     """Return the plan of a run; where the method is private, its noise comes from ``secret`` (None: a fresh one)."""
     sizes = federation.train.sizes
     share = sizes / sizes.sum() if weights == "size" else np.full(len(federation), 1 / len(federation))
-    feed = Feed(federation, algorithm.work(), batch_size, seed, augment=augment)
+    feed = Feed(federation, algorithm.work(), batch_size, seed, augment=augment, paces=paces)
     return guarded(Plan(algorithm, task, federation, feed, share), secret)
 
 
