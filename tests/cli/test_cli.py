@@ -835,6 +835,7 @@ def test_a_target_epsilon_is_met_and_a_run_with_one_is_resumed(tmp_path):
     assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in summary.items() if k != "seconds"}
 
 
+@pytest.mark.filterwarnings("default:the trials of tuning")
 def test_a_comparison_is_private_as_a_whole(tmp_path):
     words = (
         "compare",
@@ -856,6 +857,9 @@ def test_a_comparison_is_private_as_a_whole(tmp_path):
     tuned = done(*words, "--tune", "--grid", "lr=0.1,0.2", "--out", tmp_path / "b")
     assert "are counted in epsilon of all runs together" in tuned.stderr
     assert "Whoever sees all of it" in " ".join(tuned.stdout.split())
+    table = tuned.stdout.partition("Local: one training row")[0]
+    assert "Local" in table  # however many columns there are, it is seen whose they are
+    assert "FedAvgFT" in table
     assert "Not counted: validation and test rows" in " ".join(tuned.stdout.split())
 
 
@@ -876,3 +880,13 @@ def test_privacy_refused_is_one_line(words, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     line = refusal("run", "digits", "--clients", "3", "--model", "mlp", *QUICK, *words)
     assert said in line
+
+
+@pytest.mark.parametrize("command", ["advise", "sweep", "pretrain"])
+def test_commands_that_are_not_private_refuse_to_seem_so(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for flag in ("--dp-noise", "--target-epsilon", "--user-clip"):
+        assert "no epsilon would count it" in refusal(command, "digits", "--clients", "3", flag, "2", "--out", "new")
+    Path("private.toml").write_text('data = "digits"\ndp_noise = 2.0\n')
+    assert "no epsilon would count it" in refusal(command, "--config", "private.toml", "--out", "new")
+    assert not Path("new").exists()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import dp_accounting as dp
@@ -12,6 +15,7 @@ import torch
 from dp_accounting import pld
 
 import fedtailor as ft
+from fedtailor import tree
 from fedtailor.data.secret import Secret
 from fedtailor.engine.setup import drawn
 from fedtailor.errors import InvalidArgument
@@ -76,6 +80,25 @@ def test_with_a_wide_clip_and_hardly_any_noise_it_is_the_plain_method(engine: st
         open_ = ft.run(method, fed, engine=engine, user_clip=1e3, user_noise=1e-12, **OPEN)
         for name, leaf in plain.shared["model"].items():
             assert torch.allclose(leaf, open_.shared["model"][name], atol=1e-7)
+
+
+MEAN_REDUCED = (
+    *("AL2SGD", "APFL", "Ditto", "FedAdam", "FedAvg", "FedAvgFT", "FedAvgM", "FedCLUP"),
+    *("FedDyn", "FedProx", "FedProxPersonal", "FedROD", "FedYogi", "GIANT", "HypCluster", "KNNPer"),
+    *("L2GD", "Local", "MTL", "PFedMe", "PartialFed", "PerFedAvg", "Scaffold"),
+)
+IN_PARTS = ["FedAlt", "FedAvgP", "FedBABU", "FedPer", "FedRep", "FedSim", "LGFedAvg", "ScaffoldP"]
+
+
+@pytest.mark.parametrize("name", [*MEAN_REDUCED, *IN_PARTS])
+def test_every_method_whose_server_needs_the_mean_hides_clients_alike_on_both_engines(name: str) -> None:
+    kind, part = getattr(ft, name), {"personal": "bias"} if name in IN_PARTS else {}
+    method = replace(kind.example(), **part)
+    options = {**OPEN, "cohort": 1.0 if method.needs_everyone else 0.5, "user_clip": 0.1, "user_noise": 1.0, "user_seed": 3}
+    loop, stacked = (ft.run(method, federation([9, 12, 7, 10]), engine=e, **options) for e in ("loop", "vectorized"))
+    for ours, theirs in zip(tree.leaves(loop.shared), tree.leaves(stacked.shared), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-9)
+    assert loop.summary["user_epsilon"] == stacked.summary["user_epsilon"] > 0
 
 
 def test_engines_agree_and_a_run_can_be_repeated_with_a_seed_only() -> None:
@@ -145,3 +168,27 @@ def test_what_is_refused(method: Any, options: dict[str, Any], words: str) -> No
 
 def test_the_plain_mean_is_what_is_replaced() -> None:
     assert ft.FedAvg().reducer(None, {}, None) is mean
+
+
+class Stop(Exception):
+    pass
+
+
+def test_a_run_that_hides_clients_goes_on_with_the_same_draws_and_noise(tmp_path: Path) -> None:
+    options = {**OPEN, "rounds": 6, "cohort": 0.5, "user_clip": 0.1, "user_noise": 1.0, "checkpoint_every": 2, "engine": "loop"}
+    fed, method = federation([9, 12, 7, 10]), ft.Ditto(steps=1)
+
+    def stop(record: dict[str, Any]) -> None:
+        if record["round"] == 3:
+            raise Stop
+
+    with pytest.raises(Stop):
+        ft.run(method, fed, out=tmp_path / "run", callback=stop, **options)
+    secret = (tmp_path / "run/checkpoints/noise.key").read_text()
+    shutil.copytree(tmp_path / "run", tmp_path / "twin")
+    one, twin = (ft.run(method, fed, out=tmp_path / name, resume=True, **options) for name in ("run", "twin"))
+    assert torch.equal(one.shared["model"]["weight"], twin.shared["model"]["weight"])
+    assert (tmp_path / "run/history.jsonl").read_bytes() == (tmp_path / "twin/history.jsonl").read_bytes()
+    assert (tmp_path / "run/checkpoints/noise.key").read_text() == secret
+    published = [p for p in (tmp_path / "run").rglob("*") if p.is_file() and p.name != "noise.key"]
+    assert not any(secret.strip().encode() in path.read_bytes() for path in published)

@@ -18,6 +18,7 @@ from fedtailor.errors import FedtailorError
 from fedtailor.runs.patience import Terminated, ending_on_signals, noted
 
 WIDTH = 100  # columns of a table where the terminal does not say
+NAMES = 10  # of these for the first column, at least
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout; everything else on stderr.")]
 
@@ -113,10 +114,15 @@ def show(rows: Any, cells: Sequence[dict[str, Any]], as_json: bool) -> None:
         if title in numbers:
             table.add_column(printable(title).replace(" ", "\n"), no_wrap=True, justify="right")
         else:
-            table.add_column(printable(title), no_wrap=has_text and i == 0, overflow="fold")
+            least = NAMES if i == 0 else None  # however many columns of numbers there are, it is seen whose they are
+            table.add_column(printable(title), no_wrap=has_text and i == 0, overflow="fold", min_width=least)
     for row in cells:
         table.add_row(*("-" if value is None else printable(str(value)) for value in row.values()))
-    console().print(table)
+    screen = console()
+    if not sys.stdout.isatty():
+        wide = screen.options.update(max_width=1000)
+        screen.width = max(WIDTH, screen.measure(table, options=wide).minimum)
+    screen.print(table)
 
 
 def _is_number(value: Any) -> bool:

@@ -14,7 +14,7 @@ import typer
 
 from fedtailor.cli.base import Json
 from fedtailor.config import DataSettings, RunSettings, assignments, join, read, value
-from fedtailor.engine.options import names
+from fedtailor.engine.options import has_no_privacy, names, without_privacy
 from fedtailor.errors import InvalidArgument, nearest
 
 Config = Annotated[Path | None, typer.Option("--config", help="A TOML file with the names of the flags; flags win.")]
@@ -177,5 +177,7 @@ def _unknown(kind: type[DataSettings], name: str) -> str | None:
     of_methods = {f.name.replace("_", "-") for method in METHODS for f in dataclasses.fields(method)}
     if name.replace("_", "-") in of_methods:
         return None
+    if has_no_privacy(kind, name):
+        return without_privacy(f"--{name}")
     of_command = [flag.replace("_", "-") for flag in names(kind)] + ["config", "save-config", "out", "json", "help"]
     return f"unknown flag --{name}; {nearest(name, [*of_command, *sorted(of_methods)], 'see fedtailor run --help for')}"

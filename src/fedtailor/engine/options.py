@@ -346,6 +346,8 @@ def _said(error: ValidationError, kind: type[Checked]) -> str:
     places = [str(part) for part in first["loc"] if str(part).partition("[")[0] not in TYPES]
     name = ".".join(places) or "the settings"
     if first["type"] == "extra_forbidden":
+        if has_no_privacy(kind, name):
+            return without_privacy(name)
         return f"unknown setting {shown(name)}; {nearest(name, names(kind), 'the settings are')}"
     if not name.isprintable():
         name = shown(name)
@@ -353,6 +355,19 @@ def _said(error: ValidationError, kind: type[Checked]) -> str:
         return f"{name} is missing; give it"
     message = first["msg"].replace("Input should be", "must be").replace("Value error, ", "")
     return f"{name} {message}, not {shown(first.get('input'))}"
+
+
+def has_no_privacy(kind: type[Checked], name: str) -> bool:
+    """Whether a setting, of a file or a flag, asks for privacy where there is none: of advice, sweeps and pretraining."""
+    return not issubclass(kind, Options) and name.replace("-", "_").startswith(("dp_", "user_", "target_epsilon"))
+
+
+def without_privacy(name: str) -> str:
+    """Return why a command that has no privacy refuses a setting that asks for it."""
+    return (
+        f"{name} is for run and compare: what this command learns from the rows has no noise on it, and no epsilon would count "
+        "it; ask on public rows, or leave it out"
+    )
 
 
 def names(kind: type[Checked]) -> list[str]:

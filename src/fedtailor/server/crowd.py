@@ -58,6 +58,8 @@ class NoisyMean(Mean):
     empty: bool = False
 
     def add(self, state: Any, uploads: Any, weights: Tensor, places: Tensor) -> Any:
+        if not tree.leaves(uploads):  # nothing is sent
+            return super().add(state, uploads, weights, places)
         squares = [leaf.reshape(len(weights), -1).square().sum(1) for leaf in tree.leaves(uploads)]
         norms = torch.stack([square.to(torch.float64) for square in squares]).sum(0).sqrt()
         factor = (self.crowd.clip / norms.clamp(min=self.crowd.clip)) * float(not self.empty)
