@@ -121,5 +121,47 @@ def test_a_new_client_is_predicted_by_another_method_where_the_best_has_no_share
     shared = pd.DataFrame(answer("predict", "both", "new.csv", "--method", "fedavg"))
     strangers = (rows["who"] == "new").to_numpy()
     np.testing.assert_array_equal(rows["probability ill"][strangers], shared["probability ill"][strangers])
-    done("run", "local", "t.csv", *COLUMNS, "--rounds", "1", "--out", "alone")
-    assert "Local has no shared one; give --client, or train FedAvg" in refusal("predict", "alone", "new.csv")
+
+
+def test_where_there_is_no_shared_model_at_all_a_new_client_has_the_mean_of_the_clients_predictions():
+    coded().to_csv("t.csv", index=False)
+    done("run", "local", "t.csv", *COLUMNS, "--rounds", "3", "--out", "alone")
+    coded().replace({"who": {"7": "new"}}).to_csv("new.csv", index=False)
+    result = done("predict", "alone", "new.csv", "--json")
+    assert "Local has no shared one, so the mean of the 3 clients' predictions stands for it" in result.stderr
+    rows = pd.DataFrame(json.loads(result.stdout))
+    strangers = (rows["who"] == "new").to_numpy()
+    assert set(rows["model used"]) == {"0101", "101", "mean of 3 clients"}
+    each = [pd.DataFrame(answer("predict", "alone", "new.csv", "--client", name)) for name in ("0101", "101", "7")]
+    mean = np.mean([own["probability ill"][strangers] for own in each], 0)
+    np.testing.assert_allclose(rows["probability ill"][strangers], mean, atol=1e-6)
+    assert "no client 'new'" in refusal("predict", "alone", "new.csv", "--client", "new")
+
+
+@pytest.mark.parametrize("more", [(), ("--new-clients", "0.3"), ("--standardize", "client", "--data-seed", "5")], ids=str)
+def test_held_out_rows_are_those_that_the_summary_is_about(tmp_path, more):
+    coded(120).to_csv("t.csv", index=False)
+    done("run", "ditto", "t.csv", *COLUMNS, "--rounds", "3", "--out", "mine", *more)
+    rows = pd.DataFrame(answer("predict", "mine", "--held-out"))
+    summary = json.loads(Path("mine/summary.json").read_text())
+    right = (rows["prediction"] == rows["y"]).groupby(rows["who"]).mean()
+    count = summary.get("new_clients", 0)
+    parts = summary["acc_personal"] * (3 - count) + summary.get("new_acc_personal", 0) * count
+    assert right.sum() == pytest.approx(parts)
+    assert len(rows) == pytest.approx(30, abs=3)
+    Path("t.csv").rename("moved.csv")
+    assert "is not there any more" in refusal("predict", "mine", "--held-out")
+    assert pd.DataFrame(answer("predict", "mine", "moved.csv", "--held-out")).equals(rows)
+    coded(121).to_csv("other.csv", index=False)
+    assert "is not the table that the run was made with" in refusal("predict", "mine", "other.csv", "--held-out")
+    assert "which rows?" in refusal("predict", "mine")
+
+
+def test_held_out_rows_are_those_of_the_split_column_also_in_a_comparison():
+    frame = coded(60).assign(part=(["train"] * 3 + ["test", "val"]) * 12, id=[f"row {i} of mine" for i in range(60)])
+    frame.to_csv("t.csv", index=False)
+    done("compare", "t.csv", *COLUMNS, "--split", "part", "--methods", "local,fedavg", "--rounds", "1", "--out", "both")
+    rows = pd.DataFrame(answer("predict", "both", "--held-out"))
+    assert list(rows["id"]) == list(frame.loc[frame["part"] == "test", "id"])
+    done("run", "fedavg", "digits", "--clients", "3", "--rounds", "1", "--out", "pictures")
+    assert "--held-out is for runs on a table" in refusal("predict", "pictures", "--held-out")

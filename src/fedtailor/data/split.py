@@ -19,7 +19,8 @@ class Split:
     [clients + 1].
 
     ``kinds`` [rows] says which rows follow the law of all clients, where rows were generated from two laws (see ``instances``).
-    ``weights`` [rows] is how much each row counts in the loss (None: all alike).
+    ``weights`` [rows] is how much each row counts in the loss (None: all alike). ``rows`` [rows] are the rows of the table that
+    they came from, counted from 0.
     """
 
     x: Tensor
@@ -27,6 +28,7 @@ class Split:
     offsets: NDArray[np.int64]
     kinds: Tensor | None = None
     weights: Tensor | None = None
+    rows: NDArray[np.int64] | None = None
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
@@ -41,7 +43,8 @@ class Split:
         return self.x[rows], self.y[rows]
 
     def take(self, clients: NDArray[np.int64]) -> Split:
-        rows = [np.arange(self.offsets[i], self.offsets[i + 1]) for i in clients]
-        index = torch.from_numpy(np.concatenate(rows))
+        chosen = np.concatenate([np.arange(self.offsets[i], self.offsets[i + 1]) for i in clients])
+        index = torch.from_numpy(chosen)
         kinds, weights = (None if each is None else each[index] for each in (self.kinds, self.weights))
-        return Split(self.x[index], self.y[index], np.concatenate([[0], np.cumsum(self.sizes[clients])]), kinds, weights)
+        rows, offsets = None if self.rows is None else self.rows[chosen], np.concatenate([[0], np.cumsum(self.sizes[clients])])
+        return Split(self.x[index], self.y[index], offsets, kinds, weights, rows)

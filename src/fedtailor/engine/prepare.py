@@ -173,11 +173,7 @@ def prepare(
     _check(algorithm, federation, options)
     check_options(algorithm, options)
     dtype = DTYPES[options.dtype]
-    outside = newcomers_of(federation, options.new_clients, options.seed)
-    inside = np.setdiff1d(np.arange(len(federation)), () if outside is None else outside)
-    if outside is not None:
-        federation = federation.fitted_to(inside)
-    federation = federation.to(dtype).as_task(options.task or federation.kind)
+    federation, inside, outside = readied(federation, options)
     task = build_task(model, federation, options.seed, dtype, options.bias, options.backbone)
     task = with_pieces(task, federation if outside is None else federation.take(inside), options)
     augment = augmented_by(options.augment, federation)
@@ -211,6 +207,15 @@ def prepare(
     return Prepared(
         algorithm, model, options, task, federation, trains, newcomers, size, constants, notes, secret, began, refuse(problems)
     )
+
+
+def readied(federation: Federation, options: Options) -> tuple[Federation, Ids, Ids | None]:
+    """Return the federation as a run uses it, the clients that train, and those that are held out, if any are."""
+    outside = newcomers_of(federation, options.new_clients, options.seed)
+    inside = np.setdiff1d(np.arange(len(federation)), () if outside is None else outside)
+    if outside is not None:
+        federation = federation.fitted_to(inside)
+    return federation.to(DTYPES[options.dtype]).as_task(options.task or federation.kind), inside, outside
 
 
 def _attendance(algorithm: Algorithm, learners: Federation, options: Options) -> Attendance | None:

@@ -101,6 +101,14 @@ class Saved:
         with torch.no_grad():
             return self.algorithm.predict(self.task, *opened(self.shared, self.of(client)), rows)
 
+    def ensemble(self, x: Any) -> Tensor:
+        """Return logits (regression: the numbers) whose prediction is the mean of all clients'."""
+        kind = self.task.kind
+        mean = torch.stack([kind.soft(self.predict(client, x)) for client in self.clients]).mean(0)
+        if kind.least_squares:
+            return mean
+        return mean.log() if kind.softmax else mean.logit()
+
     def weights(self, client: str | None) -> dict[str, Tensor]:
         """Return a client's model (or the shared one) with torch's names; refused where no single model predicts."""
         received, own = opened(self.shared, self.of(client))

@@ -72,8 +72,9 @@ class Layout:
         """Return the parts as views of one block of sorted rows."""
         features, targets = torch.from_numpy(x), torch.from_numpy(y)
         starts = np.cumsum([0] + [int(o[-1]) for o in self.offsets])
+        rows = self.sort(self.rows)
         return {
-            part: Split(features[a:b], targets[a:b], offsets)
+            part: Split(features[a:b], targets[a:b], offsets, rows=rows[a:b])
             for part, a, b, offsets in zip(PARTS, starts, starts[1:], self.offsets, strict=False)
         }
 
