@@ -116,6 +116,9 @@ def test_a_run_in_single_precision_is_that_of_the_loop_engine_bit_for_bit(tmp_pa
         (ft.FedAvg(opt=ft.Private(clip=1.0, target_epsilon=1.0)), {}, "give the noise itself"),
         (ft.FedAvg(), {"user_clip": 1.0, "user_noise": 1.0}, "user_clip"),
         (ft.FedAvg(), {"new_clients": 0.2}, "simulations"),
+        (ft.FedAvg(), {"cohort": "who.csv"}, "simulations"),
+        (ft.FedAvg(), {"patience": 2}, "patience and callbacks"),
+        (ft.FedAvg(), {"class_weights": "balanced"}, "one number per class"),
     ],
 )
 def test_what_cannot_run_at_sites_says_why(method, options, words):
@@ -358,3 +361,13 @@ def test_twenty_sites_with_random_failures_lose_nothing_and_all_is_reported(tmp_
         accepted = [number + 1 for number in range(5) if (number, name) not in lost]
         assert accepted[-1] in site.memory.versions(conductor.ledger.run)
         assert conductor.ledger.versions[name] == accepted[-1]
+
+
+def test_which_score_leads_does_not_depend_on_a_sites_rows(tmp_path):
+    """Before: a site with a rare class took AUC, the server accuracy."""
+    draw = np.random.default_rng(2)
+    part = [(draw.normal(size=(40, 3)), (np.arange(40) < (3 if i == 0 else 20)).astype(int)) for i in range(3)]
+    fed = ft.Federation.from_arrays(part, part, names=["a", "b", "c"], classes=["no", "yes"])
+    agreed = agree(ft.FedAvg(), fed)
+    assert {agreed.at_site(fed.take([i])).task.score.name for i in range(3)} == {agreed.at_server().task.score.name}
+    assert conduct(agreed, fed, tmp_path).play()["score"] == "acc"

@@ -79,6 +79,29 @@ def test_a_network_from_its_folders_ends_with_a_model_and_scores_at_every_site(t
     assert summary["acc_personal"] == pytest.approx(np.mean(mean), abs=1e-12)
 
 
+def test_under_pseudonyms_the_server_writes_down_no_sites_score_and_a_site_knows_its_own(tmp_path):
+    made = network(tmp_path)
+    rooms = houses(tmp_path, made)
+    for folder in (made.folder, *(house.place.folder for house in rooms.values())):
+        config = folder / "config.toml"
+        config.write_text(config.read_text().replace("[network]", "[network]\npseudonyms = true"))
+    made, out = Network(made.folder), tmp_path / "net" / "runs" / "1"
+    rooms = {name: House(Place(house.place.folder), house.data) for name, house in rooms.items()}
+    transport = InProcess({name: house.site() for name, house in rooms.items()})
+    Conductor(made.agreed, transport, out, digest=made.digest, pseudonyms=made.pseudonyms).play()
+    lines = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+    shown = {line["client"]: line for line in lines if "client" in line}
+    assert list(shown) == ["site 1", "site 2", "site 3"]
+    for house in rooms.values():
+        own = json.loads((newest_run(house.place.folder) / "summary.json").read_text())
+        assert shown[own["pseudonym"]]["acc_personal"] == own["acc_personal"]
+        assert shown[own["pseudonym"]]["loss_personal"] == pytest.approx(own["loss_personal"], abs=1e-6)
+    assert CliRunner().invoke(app, ["sites", "report", str(made.folder)]).exit_code == 0
+    page = (out / "report.html").read_text()
+    assert "site 2" in page
+    assert not [name for name in SITES if name in page]
+
+
 def test_a_site_refuses_a_server_with_other_terms(tmp_path):
     made = network(tmp_path)
     rooms = houses(tmp_path, made)

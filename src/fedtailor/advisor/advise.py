@@ -67,7 +67,7 @@ def advise(federation: Federation, model: str | nn.Module | Task = "linear", **s
     least_lam = None if estimate is None else pull(estimate, rows, task, estimate.interval[1])
 
     race.enter("FedAvgFT", FedAvgFT(lr=step, **work, **{f"finetune_{name}": value for name, value in work.items()}))
-    for lam in _lams(theory_lam, least_lam):
+    for lam in lams_of(theory_lam, least_lam):
         lr = step if smoothness is None else min(step, four_digits(1 / (smoothness + lam)))
         race.enter(f"FedCLUP lam={lam:.3g}", FedCLUP(lam=lam, lr=lr, **work))
     if seen.k > 1 or len(rows) >= GROUPED:
@@ -106,7 +106,7 @@ def advise(federation: Federation, model: str | nn.Module | Task = "linear", **s
     return replace(advice, text=words(advice, race, federation))
 
 
-def _lams(theory: float | None, least: float | None) -> list[float]:
+def lams_of(theory: float | None, least: float | None) -> list[float]:
     """The lams of the race: about the theory's; where R^2 may be zero, from the least that its interval allows upwards."""
     if theory is None or least is None:
         return list(BLIND)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedtailor.data.federation import Federation
@@ -98,10 +97,15 @@ def pull(estimate: Heterogeneity, federation: Federation, task: Task, r2: float)
     A client's fit scatters about its truth with the covariance (dispersion / n) H^-1, the truths about their mean with R^2 / d in
     each direction; the posterior mean is the minimiser of the risk + lam/2 |w - g|^2 with this lam, whatever the curvature H.
     """
+    dispersion = heterogeneity.residual_variance(federation) if task.kind.least_squares else 1.0
+    return pull_of(estimate, federation.train.sizes, dispersion, r2)
+
+
+def pull_of(estimate: Heterogeneity, sizes: Any, dispersion: float, r2: float) -> float:
+    """The same from what clients say of themselves: how many rows they have, and the variance of a row about their fits."""
     if r2 <= 0:
         return float("inf")
-    n = float(1 / np.mean(1 / federation.train.sizes))
-    dispersion = _residual(federation) if task.kind.least_squares else 1.0
+    n = float(1 / np.mean(1 / np.asarray(sizes, np.float64)))
     return float(dispersion * (estimate.load or estimate.d) / (n * r2))
 
 
@@ -110,17 +114,3 @@ def pulls(lam: float, federation: Federation) -> dict[str, float]:
     sizes = federation.train.sizes
     each = lam / (sizes * np.mean(1 / sizes))
     return dict(zip(federation.names, each.tolist(), strict=True))
-
-
-def _residual(federation: Federation) -> float:
-    """Mean squared residual of the clients' own least-squares fits, with the degrees of freedom taken off."""
-    total = rows = 0.0
-    for i in range(len(federation)):
-        x, y = federation.train.client(i)
-        design = torch.cat([x.flatten(1).double(), torch.ones(len(x), 1, dtype=torch.float64)], 1)
-        target = y.double().reshape(len(y), -1)
-        if len(x) > design.shape[1]:
-            residual = target - design @ torch.linalg.lstsq(design, target, driver="gelsd").solution
-            total += float((residual**2).sum()) / target.shape[1]
-            rows += len(x) - design.shape[1]
-    return total / rows if rows else float(federation.train.y.double().var())

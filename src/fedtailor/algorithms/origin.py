@@ -297,6 +297,18 @@ def _imported(place: str, path: Path) -> Any:
         raise InvalidArgument(f"{path} cannot be imported ({type(error).__name__}: {error}); run it with python first") from error
 
 
+def files_loaded() -> list[Path]:
+    """Return the user's files that were imported here, for another process to import first (``import_files``)."""
+    modules = [module for name, module in sys.modules.items() if name.startswith(LOADED)]
+    return [Path(module.__file__) for module in modules if module.__file__]
+
+
+def import_files(paths: Iterable[Path]) -> None:
+    """Import files under the names that they have in the process they were listed in."""
+    for path in paths:
+        _imported(str(path), path)
+
+
 def _file_of(place: str) -> Path | None:
     """The source of a file or a module, found without executing anything."""
     if place.endswith(".py"):

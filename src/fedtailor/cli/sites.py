@@ -104,6 +104,9 @@ def client(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would leave the house, and stop.")] = False,
     key: Annotated[Path | None, typer.Option(help="A file with the key to encrypt the site's state with.")] = None,
     new_key: Annotated[bool, typer.Option("--new-key", help="Make that file first.")] = False,
+    allow_advice: Annotated[
+        bool, typer.Option("--allow-advice", help="Answer sites advise: a summary of a fit, short trials of other methods.")
+    ] = False,
 ) -> None:
     """Take part with the rows of a table; first shows exactly what would leave the house. Stays until it is stopped."""
     from fedtailor.runs import files
@@ -116,7 +119,7 @@ def client(
         if key is None or key.exists():
             raise InvalidArgument("--new-key needs --key FILE, a file that does not exist yet")
         files.write(key, memory.new_key(), files.PRIVATE)
-    house = House(Place(folder), data, key)
+    house = House(Place(folder), data, key, allow_advice)
     for line in house.paper():
         print_text(line)
     if dry_run:
@@ -157,6 +160,27 @@ def start(
     for event in summary["events"]:
         say(f"round {event['round']}: {event['client']} {event['what']}")
     print_text(f"The run is in {out}, the report in {page}.")
+
+
+@sites.command()
+def advise(
+    folder: Folder,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of every trial (default: a fifth of those agreed on).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Ask the connected sites whether they should learn together, and how: summaries and validation scores, never rows."""
+    from fedtailor.cli.sites_advise import ask
+    from fedtailor.sites.names import nodes_of
+    from fedtailor.sites.project import Network
+
+    nodes_of(folder)  # refused here if there is no server yet
+    advice, written = ask(Network(folder), rounds)
+    if as_json:
+        typer.echo(json.dumps({**advice, "out": str(written)}, indent=2))
+        return
+    print_text(advice["text"])
+    show([], [{k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()} for row in advice["race"]], False)
+    print_text(f"The advice is in {written}.")
 
 
 @sites.command()

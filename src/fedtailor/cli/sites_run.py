@@ -40,7 +40,7 @@ def train(
     from fedtailor.sites.processes import runs_of, start_run, why_failed
 
     (out / FAILED).unlink(missing_ok=True)
-    number = start_run(network, out.name, resume)
+    number = start_run(network, str(out.relative_to(network.folder)), resume)
     seen, looked = 0, 0.0
     state = "pending"
     while not state.startswith(ENDED):
@@ -56,7 +56,7 @@ def train(
             looked = time.monotonic()
     if state != f"{ENDED}:completed":
         raise TooFewSites(why_failed(out) or f"the run ended as {state}; read {network.folder / 'server' / 'superlink.log'}")
-    return json.loads((out / SUMMARY).read_text())
+    return json.loads((out / SUMMARY).read_text()) if (out / SUMMARY).exists() else {}  # an exchange of summaries has none
 
 
 def _lines(history: Path) -> list[dict[str, Any]]:

@@ -121,9 +121,14 @@ class Agreed:
                 f"{name} with these settings reads its step sizes off all clients' rows, which no site has; give numbers"
             ) from None
 
+    @cached_property
+    def asked(self) -> Options:
+        """The options, with the score settled: which one leads must not depend on anybody's rows."""
+        return self.options.but(score=self.options.score or self.rows.kind.score.name)
+
     def at_server(self) -> Prepared:
         """Return what the server needs: everything but rows."""
-        ready = prepare(self.settled, self.rows.pretend(self.clients), self.model, without_crowd(self.options))
+        ready = prepare(self.settled, self.rows.pretend(self.clients), self.model, without_crowd(self.asked))
         if self.pact is not None:
             check_pact(ready, [self.example_upload(ready, exchange) for exchange in range(ready.algorithm.exchanges)])
         return ready
@@ -133,7 +138,7 @@ class Agreed:
         if len(own) != 1 or own.names[0] not in self.clients:
             raise InvalidData(f"a site holds the rows of one of the clients agreed on, {', '.join(self.clients)}")
         self.check_rows(own)
-        options = without_crowd(self.options).but(cohort=1.0, new_clients=0.0)
+        options = without_crowd(self.asked).but(cohort=1.0, new_clients=0.0)
         ready = prepare(self.settled, own, self.model, options, secret)
         task = replace(ready.plan.task, clients=len(self.clients))
         return replace(ready, plan=replace(ready.plan, task=task))
@@ -186,5 +191,9 @@ def refuse(agreed: Agreed) -> None:
         raise InvalidArgument(
             f"{next(iter(crowd))} hides whole sites, but the server would see their uploads; give secure = true in [terms]"
         )
-    if options.new_clients or options.shift:
-        raise InvalidArgument("new_clients and shift are for simulations; leave them out")
+    if options.new_clients or options.shift or options.attendance is not None:
+        raise InvalidArgument("new_clients, shift and a cohort by name are for simulations; leave them out")
+    if options.patience is not None or options.callbacks:
+        raise InvalidArgument("patience and callbacks do not work across sites yet; leave them out and look at best_round")
+    if options.class_weights == "balanced":
+        raise InvalidArgument("balanced class_weights count all sites' rows, which nobody has; give one number per class")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import queue
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,11 +22,12 @@ from fedtailor.algorithms import origin
 from fedtailor.errors import FedtailorError, InvalidArgument, InvalidData, WorkerDied
 from fedtailor.runs import files
 from fedtailor.sites.house import House
-from fedtailor.sites.names import FAILED, FOLDER, nodes_of
+from fedtailor.sites.names import FAILED, FOLDER, SUMMARIES, TRIAL, nodes_of
 from fedtailor.sites.project import Network, Place
 from fedtailor.sites.secure import STEPS
 from fedtailor.sites.server import Conductor
 from fedtailor.sites.site import EVALUATE, FINISH, HELLO, TRAIN
+from fedtailor.sites.trial import SUMMARY, Trial, look
 from fedtailor.sites.wire import Parcel
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ TYPES = {
     TRAIN: MessageType.TRAIN,
     EVALUATE: MessageType.EVALUATE,
     HELLO: f"{MessageType.QUERY}.{HELLO}",
-    **{action: f"{MessageType.QUERY}.{action}" for action in (FINISH, *STEPS)},
+    **{action: f"{MessageType.QUERY}.{action}" for action in (FINISH, SUMMARY, *STEPS)},
 }
 TEXT, TENSORS, PIECES = "text", "tensors", "pieces"
 PAUSE = 0.3  # seconds between looks at the replies
@@ -123,11 +123,19 @@ client = ClientApp()
 def lead(grid: Grid, context: Context) -> None:
     """Play the run that was asked for, in the network's folder."""
     network = Network(Path(os.environ[FOLDER]))
-    out = network.folder / "runs" / str(context.run_config["out"])
+    out = network.folder / str(context.run_config["out"])
     transport = Flower(grid, nodes_of(network.folder))
     transport.gather(min(GATHER, network.terms.deadline))
+    asked = out.with_name(out.name + TRIAL)
+    trial = json.loads(files.read(asked)) if asked.exists() else None  # None: the run agreed on; {}: an exchange of summaries
     try:
-        conductor = Conductor(network.agreed, transport, out, network.terms, digest=network.digest)
+        if trial == {}:
+            heard = look(network.agreed, lambda parcels: transport.ask(parcels, network.terms.deadline), network.digest)
+            files.write_json(out / SUMMARIES, heard)
+            return
+        agreed = network.agreed if trial is None else Trial.of(trial).agreed(network.agreed)
+        conductor = Conductor(agreed, transport, out, network.terms, digest=network.digest, trial=trial)
+        conductor.pseudonyms = network.pseudonyms
         conductor.play(resume=bool(context.run_config["resume"]))
     except FedtailorError as error:
         files.write(out / FAILED, str(error) + "\n")
@@ -138,14 +146,15 @@ def _answer(message: Message, context: Context) -> Message:
     """Let the site answer; each message is a process of its own, so all that lasts is on disk."""
     settings: Mapping[str, Any] = context.node_config
     key = settings.get("key")
-    house = House(Place(Path(str(settings["site"]))), Path(str(settings["data"])), Path(str(key)) if key else None)
+    place, advice = Place(Path(str(settings["site"]))), bool(settings.get("advice"))
+    house = House(place, Path(str(settings["data"])), Path(str(key)) if key else None, advice)
     return Message(to_records(house.site().answer(from_records(message.content))), reply_to=message)
 
 
 client.train()(_answer)
 client.evaluate()(_answer)
 client.query(HELLO)(_answer)
-for _action in (FINISH, *STEPS):
+for _action in (FINISH, SUMMARY, *STEPS):
     client.query(_action)(_answer)
 
 
@@ -155,7 +164,9 @@ def _clients(path: Path) -> Clients:
     """Return the clients that ``Simulation`` wrote, once in every process of Flower's."""
     import cloudpickle
 
-    return cloudpickle.loads(path.read_bytes())
+    needed, content = cloudpickle.loads(path.read_bytes())
+    origin.import_files(needed)
+    return cloudpickle.loads(content)
 
 
 def _simulated(path: Path) -> ClientApp:
@@ -177,8 +188,8 @@ class Simulation:
         import cloudpickle
 
         path = folder / "plan"
-        with by_value(cloudpickle, type(clients.plan.algorithm)):
-            files.write(path, cloudpickle.dumps(clients), files.PRIVATE)
+        content = cloudpickle.dumps((origin.files_loaded(), cloudpickle.dumps(clients)))
+        files.write(path, content, files.PRIVATE)
         self._closed = threading.Event()
         came: queue.Queue[Grid | BaseException] = queue.Queue()
         leader = ServerApp()
@@ -226,16 +237,3 @@ class Simulation:
     def close(self) -> None:
         self._closed.set()
         self._thread.join(ENDING)
-
-
-@contextmanager
-def by_value(cloudpickle: Any, kind: type[Any]) -> Iterator[None]:
-    """Write classes of the user's own with their source, since another process may not find their file."""
-    modules = [sys.modules[k.__module__] for k in kind.__mro__ if k.__module__.startswith(origin.LOADED)]
-    for module in modules:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        for module in modules:
-            cloudpickle.unregister_pickle_by_value(module)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from fedtailor.sites.memory import Memory
 from fedtailor.sites.project import PEERS, SIGNER, Place
 from fedtailor.sites.secure import SUMS, Seat
 from fedtailor.sites.site import Site
+from fedtailor.sites.trial import METHODS, Trial, check, judged_on_validation
 
 STATE, RUNS, SECRET = "state", "runs", "noise.key"
 
@@ -42,6 +43,7 @@ class House:
     place: Place
     data: Path
     key: Path | None = None
+    allows_advice: bool = False
 
     @cached_property
     def rows(self) -> Federation:
@@ -60,8 +62,17 @@ class House:
                 key = files.read(self.key).strip()
             except FileNotFoundError:
                 raise InvalidArgument(f"there is no key {self.key}; make one with fedtailor sites client --new-key") from None
+        memory = Memory(self.place.folder / STATE, key)
         visits = None if self.ready.plan.uses is None else self._visits()
-        return Site(self.ready, Memory(self.place.folder / STATE, key), self.place.digest, self._end, self._seat(key), visits)
+        usual = Site(self.ready, memory, self.place.digest, self._end, self._seat(key), visits)
+        return replace(usual, trials=partial(self._trial, memory)) if self.allows_advice else usual
+
+    def _trial(self, memory: Memory, facts: Mapping[str, Any]) -> Site:
+        """Return the site as it answers a question of an advice: ``facts`` names the method that is tried, if any."""
+        check(self.place.agreed)
+        rows = judged_on_validation(self.rows)
+        agreed = Trial.of(facts).agreed(self.place.agreed) if facts else self.place.agreed
+        return Site(agreed.at_site(rows), memory, advises=True)
 
     def _seat(self, key: bytes | None) -> Seat | None:
         """Return the site's place in secure sums, where these were agreed on."""
@@ -122,6 +133,13 @@ class House:
         evaluations = "the end" if not ready.every else f"every {ready.every} rounds"
         lines.append(f"  at {evaluations}: its scores on its test and validation rows, and how many these are")
         lines.append("  with every answer: its name, and the version of its state")
+        if self.allows_advice:
+            lines.append(
+                "  if the server asks for advice: a linear model fitted to its training rows, its covariance and how many rows"
+            )
+            lines.append(
+                f"    these are; uploads as above of short trials ({', '.join(METHODS)}), and scores on validation rows only"
+            )
         lines.append("What stays: every row, its personal model, its predictions.")
         epsilon = self.epsilon()
         private = f"epsilon = {epsilon:.3g} for any one training row, scores not counted" if epsilon is not None else "no bound"
@@ -132,8 +150,9 @@ class House:
             lines.append(f"Privacy of the whole site in the sums: epsilon = {cost:.3g} at delta = {delta:g}, {often}.")
         return lines
 
-    def _end(self, site: Site, run: str, sent: Sent, store: Store) -> None:
+    def _end(self, site: Site, facts: Mapping[str, Any], sent: Sent, store: Store) -> None:
         """Write the site's own run directory: its model, its scores."""
+        run = str(facts["run"])
         ready, folder = self.ready, self.place.folder / RUNS / run
         if (folder / SUMMARY).exists():
             return
@@ -155,6 +174,8 @@ class House:
             trained = ready.algorithm, ready.task, replace(ready.federation, notes=())
             models.write(folder, trained, ready.model, options, sent.shared, personal)
             summary = {**summarise(ready, engine, "asked for", state, judged), "engine": "sites", "run": run, "seconds": 0.0}
+            if "alias" in facts:
+                summary["pseudonym"] = str(facts["alias"])
             if ready.plan.uses is not None:
                 summary["epsilon"] = summary["epsilon_max"] = self.epsilon()
                 summary["epsilon_composed"] = self.epsilon(len(site.questions.counts()))

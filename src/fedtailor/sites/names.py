@@ -10,6 +10,8 @@ from fedtailor.runs import files
 
 FOLDER = "FEDTAILOR_NETWORK"  # the environment variable with the server's folder
 FAILED = "failed.txt"  # in a run directory: why the run stopped
+TRIAL = "-trial.json"  # after the name of a run directory: the file that says what is tried there
+SUMMARIES = "summaries.json"  # in such a directory: what the sites say of their fits
 NODES = "server/nodes.json"
 HOME = "server/flower"
 APP = "server/app"

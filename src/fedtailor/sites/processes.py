@@ -240,6 +240,8 @@ def start_site(house: House) -> Started:
     settings = {"site": str(folder), "data": str(house.data.absolute())}
     if house.key is not None:
         settings["key"] = str(house.key.absolute())
+    if house.allows_advice:
+        settings["advice"] = "yes"
     command = [tool("flower-supernode"), "--superlink", f"{host}:{port}", "--root-certificates", str(folder / keys.AUTHORITY)]
     command += ["--auth-supernode-private-key", str(folder / KEY), "--host", "127.0.0.1", "--port", str(_free_port())]
     command += ["--node-config", " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())]

@@ -36,6 +36,7 @@ SIGNER, PEERS = "sums.pem", "peers"  # where sums are secure: what a site signs 
 NAME = re.compile(r"[A-Za-z0-9][\w .-]{0,60}")
 PORT = 8443
 NEVER = ("engine", "workers", "worker_timeout", "device", "checkpoint_every", "shift", "new_clients", "backbone", "task")
+OWN_PIECES = ("backbone", "loss", "metrics", "start")
 MODEL = "linear"
 
 
@@ -68,6 +69,11 @@ class Network:
     @property
     def clients(self) -> tuple[str, ...]:
         return tuple(map(str, self._table("network").get("sites", ())))
+
+    @property
+    def pseudonyms(self) -> bool:
+        """Whether the server writes sites' scores down under pseudonyms."""
+        return self._table("network").get("pseudonyms", False) is True
 
     @property
     def address(self) -> tuple[str, int]:
@@ -117,6 +123,8 @@ class Network:
             content["secure"] = [self.terms.threshold, self.terms.bits, self.terms.largest]
         method = str(run.get("method", ""))
         own = (self.folder / method.split(":")[0]).read_text() if ":" in method else ""
+        if self.pseudonyms:
+            content["pseudonyms"] = True
         return hashlib.sha256(json.dumps([content, own], sort_keys=True).encode()).hexdigest()
 
 
@@ -152,6 +160,9 @@ def create(
     for site in sites:
         if not NAME.fullmatch(site) or site.endswith((".", " ")):
             raise InvalidArgument(f"{site!r} cannot be the name of a site; use letters, digits, spaces, - and _")
+    for setting in OWN_PIECES:
+        if getattr(options, setting):
+            raise InvalidArgument(f"{setting} cannot be given to sites, which do not have its file; leave it out")
     columns = tuple(map(dict, schema["columns"]))
     agreed_table = AgreedTable.of({**schema, "columns": columns})
     agreed_table.check()

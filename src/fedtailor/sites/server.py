@@ -39,8 +39,9 @@ from fedtailor.sites.pact import weighs
 from fedtailor.sites.replies import Columns, Transport, answered, bytes_of, mismatch, sentences
 from fedtailor.sites.site import EVALUATE, FINISH, HELLO, TRAIN
 from fedtailor.sites.sums import Exchange
-from fedtailor.sites.terms import Ledger, Terms
+from fedtailor.sites.terms import Ledger, Terms, pseudonyms
 from fedtailor.sites.wire import Parcel, round_facts, round_tree
+from fedtailor.task.layers import keyed
 
 REMEMBERED = 50  # norms of accepted uploads that new ones are compared with
 OF_THE_ROUND = ("round", "cohort", "bytes_down", "bytes_up", "seconds", "left_out")
@@ -56,6 +57,8 @@ class Conductor:
     terms: Terms = Terms()
     callback: Callable[[dict[str, Any]], None] | None = None
     digest: str | None = None  # of what was agreed on, which every site compares with its own
+    pseudonyms: bool = False  # scores are written down under names that mean nothing, in an order of their own
+    trial: Mapping[str, Any] | None = None  # a method that is tried in place of the one agreed on (``sites/trial.py``)
 
     @one_thread()
     def play(self, resume: bool = False) -> dict[str, Any]:
@@ -75,6 +78,7 @@ class Conductor:
                 dict(facts.get("versions") or dict.fromkeys(self.agreed.clients, BORN)),
                 list(facts.get("events") or ()),
                 list(facts.get("norms") or ()),
+                dict(facts.get("aliases") or (pseudonyms(self.agreed.clients) if self.pseudonyms else {})),
             )
             self.checked = dict(self.ledger.versions)  # as of the last checkpoint, from which a restart goes on
             self._greet(len(state.records))
@@ -102,7 +106,7 @@ class Conductor:
     # -- talking -----------------------------------------------------------------------------------------------------
     def _head(self, action: str, name: str) -> dict[str, Any]:
         known = {"run": self.ledger.run, "version": self.ledger.versions[name], "agreed": self.digest}
-        return {"action": action, "client": name, **known}
+        return {"action": action, "client": name, **known, **({} if self.trial is None else {"trial": dict(self.trial)})}
 
     def _parcel(self, action: str, client: int, sent: Sent, **facts: Any) -> Parcel:
         name = self.agreed.clients[client]
@@ -175,13 +179,17 @@ class Conductor:
                 record |= measured
             record["seconds"] = time.perf_counter() - started
             state.records.append(record)
-            journal.record(record, self.agreed.clients, columns, done == rounds)
+            journal.record(record, *self.ledger.shown(self.agreed.clients, columns), done == rounds)
             facts = {**self.ledger.facts(), "finished": done == rounds, "seconds": time.perf_counter() - began}
             journal.checkpoint(done, state.dump(), facts)
             self.checked = dict(self.ledger.versions)
             if self.callback is not None:
                 self.callback(record)
-        return columns if columns is not None else columns_of(journal.contents, rounds - 1, self.agreed.clients)
+        return (
+            columns
+            if columns is not None
+            else columns_of(journal.contents, rounds - 1, self.ledger.shown(self.agreed.clients, None)[0])
+        )
 
     def _exchange(self, state: State, rnd: Round, ids: Ids, like: Any) -> tuple[Ids, Round]:
         """Let the clients ``ids`` work and the server learn from it; return who took part, and the round as it was."""
@@ -196,7 +204,8 @@ class Conductor:
             came = f"{len(present)} of {len(ids)} sites sent something that can be used, and {self._least(ids)} are needed"
             raise TooFewSites(f"round {rnd.number}: {came}; look at events in {self.out}, then start again to go on")
         now = plan.round(rnd.number, rnd.rounds, present, rnd.exchange)
-        state.shared, state.server = plan.algorithm.server_update(plan.task, state.shared, state.server, upload, now)
+        with keyed(plan.key("server", now.number, exchange=now.exchange)):
+            state.shared, state.server = plan.algorithm.server_update(plan.task, state.shared, state.server, upload, now)
         for path, leaf in tree.items(state.shared):
             if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
                 raise Diverged(rnd.number, ["the server"], f"the shared {path}")
@@ -318,7 +327,8 @@ class Conductor:
         newcomer = sent.own(None) if self.ready.algorithm.has_downlink else {}
         parcels = {}
         for client, name in enumerate(self.agreed.clients):
-            parcel = self._parcel(action, client, sent)
+            alias = {"alias": self.ledger.aliases[name]} if action == FINISH and self.ledger.aliases else {}
+            parcel = self._parcel(action, client, sent, **alias)
             parcels[name] = Parcel(parcel.facts, {**parcel.tree, "newcomer": newcomer})
         return self._ask(parcels, number)
 

@@ -22,6 +22,7 @@ from fedtailor.sites.memory import BORN, Memory
 from fedtailor.sites.pact import weighs
 from fedtailor.sites.questions import Questions
 from fedtailor.sites.secure import MASK, REVEAL, SHARE, Seat
+from fedtailor.sites.trial import SUMMARY, summarised
 from fedtailor.sites.wire import Parcel, round_of
 
 TRAIN, EVALUATE, FINISH, HELLO = "train", "evaluate", "finish", "hello"
@@ -34,9 +35,13 @@ class Site:
     ready: Prepared
     memory: Memory
     digest: str | None = None  # of what this site agreed to
-    ends: Callable[[Site, str, Sent, Store], None] | None = None  # what a site does with its model when the run is over
+    ends: Callable[[Site, Mapping[str, Any], Sent, Store], None] | None = (
+        None  # what a site does with its model when the run is over
+    )
     seat: Seat | None = None  # where the server may see sums of uploads only
     visits: int | None = None  # rounds that its privacy is charged for (None: all)
+    trials: Callable[[Mapping[str, Any]], Site] | None = None  # the site with another method, for an advice; None: not allowed
+    advises: bool = False  # whether it sums up its rows
 
     @property
     def name(self) -> str:
@@ -53,15 +58,15 @@ class Site:
         """Return the reply to a message; where it cannot be answered, a reply that says why."""
         said = {"client": self.name, "action": asked.facts.get("action"), "run": asked.facts.get("run")}
         try:
-            action = self._actions().get(str(asked.facts.get("action")))
-            if action is None:
-                raise InvalidData(f"the server asks for {asked.facts.get('action')!r}, which this version does not know; upgrade")
             if asked.facts.get("client") != self.name:
                 raise InvalidData(f"a message for {asked.facts.get('client')!r} came to {self.name}; check the sites' keys")
             if asked.facts.get("agreed") != self.digest:
                 raise InvalidData(
                     "the server's config.toml or schema.toml is not the one this site agreed to; compare the two folders"
                 )
+            action = self._for(asked.facts)._actions().get(str(asked.facts.get("action")))
+            if action is None:
+                raise InvalidData(f"the server asks for {asked.facts.get('action')!r}, which this version does not know; upgrade")
             facts, upload = action(asked)
         except FedtailorError as error:
             return Parcel({**said, "error": str(error)}, {})
@@ -76,7 +81,17 @@ class Site:
         }
         if self.seat is not None:
             usual |= {SHARE: self.seat.share, MASK: self.seat.mask, REVEAL: self.seat.reveal}
+        if self.advises:
+            usual[SUMMARY] = lambda asked: summarised(self.ready)
         return usual
+
+    def _for(self, asked: Mapping[str, Any]) -> Site:
+        """Return the site that a message is for: itself, or, for an advice that its owner allows, one with another method."""
+        if "trial" not in asked:
+            return self
+        if self.trials is None:
+            raise InvalidData(f"the owner of {self.name} does not take part in advice; it would take sites client --allow-advice")
+        return self.trials(asked["trial"])
 
     def _hello(self, asked: Parcel) -> tuple[dict[str, Any], Any]:
         weighted = self.ready.options.weights == "size"
@@ -130,7 +145,7 @@ class Site:
             store = Store(1)
             if base != BORN:
                 store.put(np.array([0]), lift(personal))
-            self.ends(self, asked.facts["run"], sent_to(asked.tree), store)
+            self.ends(self, asked.facts, sent_to(asked.tree), store)
         return {"base": base, "version": base}, {}
 
 

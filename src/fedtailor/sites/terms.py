@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from fedtailor.errors import InvalidArgument
+from fedtailor.sites.replies import Columns
 
 ROBUST = ("mean", "median", "trimmed", "krum", "geometric-median")
 
@@ -51,9 +56,26 @@ class Ledger:
     versions: dict[str, int]
     events: list[dict[str, Any]] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
+    aliases: dict[str, str] = field(default_factory=dict)  # by client, where scores are written down under pseudonyms
 
     def facts(self) -> dict[str, Any]:
-        return {"run": self.run, "versions": self.versions, "events": self.events, "norms": self.norms}
+        known = {"run": self.run, "versions": self.versions, "events": self.events, "norms": self.norms}
+        return {**known, "aliases": self.aliases} if self.aliases else known
+
+    def shown(self, clients: Sequence[str], columns: Columns | None) -> tuple[Sequence[str], Columns | None]:
+        """Return the clients' names and columns as they are written down."""
+        if not self.aliases:
+            return clients, columns
+        names = [self.aliases[name] for name in clients]
+        order = np.argsort(names)
+        return [names[i] for i in order], columns and {name: values[order] for name, values in columns.items()}
 
     def note(self, number: int, client: str, text: str) -> None:
         self.events.append({"round": number, "client": client, "what": text})
+
+
+def pseudonyms(clients: Sequence[str]) -> dict[str, str]:
+    """Return a pseudonym for every client, dealt out anew for every run."""
+    numbers = list(range(1, len(clients) + 1))
+    secrets.SystemRandom().shuffle(numbers)
+    return {name: f"site {number:0{len(str(len(clients)))}d}" for name, number in zip(clients, numbers, strict=True)}

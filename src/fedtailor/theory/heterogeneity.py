@@ -154,6 +154,20 @@ def linear_task(federation: Federation, *, bias: bool = True) -> Task:
     return Task.from_module(module.double(), federation.kind.loss, classes=federation.labels)
 
 
+def residual_variance(federation: Federation) -> float:
+    """Mean squared residual of the clients' own least-squares fits, with the degrees of freedom taken off."""
+    total = rows = 0.0
+    for i in range(len(federation)):
+        x, y = federation.train.client(i)
+        design = torch.cat([x.flatten(1).double(), torch.ones(len(x), 1, dtype=torch.float64)], 1)
+        target = y.double().reshape(len(y), -1)
+        if len(x) > design.shape[1]:
+            residual = target - design @ torch.linalg.lstsq(design, target, driver="gelsd").solution
+            total += float((residual**2).sum()) / target.shape[1]
+            rows += len(x) - design.shape[1]
+    return total / rows if rows else float(federation.train.y.double().var())
+
+
 def estimate(received: Sequence[Summary]) -> Heterogeneity:
     """R^2, its interval, and every client's distance to the mean, from the clients' summaries.
 
