@@ -1,6 +1,6 @@
 """Where methods must end: problems whose minimisers are known in closed form, and who reaches them how closely.
 
-``tests/test_limits.py`` runs every line of ``TABLE``; docs/methods.md takes its column from the same lines.
+``tests/algorithms/test_limits.py`` runs every line of ``TABLE``; docs/methods.md takes its column from the same lines.
 """
 
 from __future__ import annotations
