@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 import tomli_w
 from pydantic import Field
 
-from fedtailor.engine.options import LARGEST, AdviceOptions, Checked, Options, PretrainOptions, SweepOptions, shown
+from fedtailor.engine.options import LARGEST, AdviceOptions, Checked, Options, PretrainOptions, SweepOptions, TaskName, shown
 from fedtailor.errors import CannotWrite, FedtailorError, InvalidArgument, nearest
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class DataSettings(Checked):
     data_dir: str | None = Field(None, description="Where data sets lie (default: $FEDTAILOR_DATA).")
     public: str | None = Field(None, description="Unlabelled rows for all: a set of images or a .npy file, as cifar100:5000.")
     with_: dict[str, Any] = Field(default_factory=dict, alias="with", description="Other options of the data set, as n=100.")
-    task: Literal["classification", "regression", "multilabel"] | None = Field(None, description="Guessed from the labels.")
+    task: TaskName | None = Field(None, description="Guessed from the labels.")
 
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str = "") -> Self:

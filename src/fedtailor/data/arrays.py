@@ -15,7 +15,7 @@ from fedtailor.data.resize import fitted
 from fedtailor.data.split import Split
 from fedtailor.errors import InvalidData
 from fedtailor.task.kinds import CLASSIFICATION, MULTILABEL, PAD, REGRESSION, Kind
-from fedtailor.task.packing import Packing
+from fedtailor.task.packing import Packing, is_packable
 
 Pairs = Sequence[tuple[ArrayLike | Tensor, ArrayLike | Tensor]]
 
@@ -86,6 +86,30 @@ def _tensor(label: str, value: Any) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
+def client_names(names: Sequence[str] | None, train: Any, test: Any, others: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the clients' names, by default their numbers; ``others`` has one entry per client in each argument, or is None."""
+    if not isinstance(train, Sequence) or not isinstance(test, Sequence):
+        raise InvalidData("train and test must be lists with one pair (x, y) per client; for a dict, give its values and names=")
+    if len(train) == 0:
+        raise InvalidData("there are no clients; give train=[(x, y), ...] with one pair per client")
+    if names is not None and not all(isinstance(name, str) for name in names):
+        raise InvalidData("names must be strings (a number counts clients from 0); use names=[str(n) for n in names]")
+    names = tuple(names) if names is not None else tuple(str(i) for i in range(len(train)))
+    if len(set(names)) != len(names):
+        duplicate = next(n for n in names if list(names).count(n) > 1)
+        raise InvalidData(f"two clients are called {duplicate!r}; give every client a name of its own")
+    for argument, values in {"names": names, "test": test, **others}.items():
+        if values is not None and len(values) != len(train):
+            raise InvalidData(f"{argument} has {len(values)} entries but train has {len(train)} clients; give one for each")
+    return names
+
+
+def packing_of(train: Any, client: str) -> Packing | None:
+    """Return how x is put together where it has several parts; None where it is one array."""
+    has_parts = isinstance(train[0], (tuple, list)) and len(train[0]) and is_packable(train[0][0])
+    return Packing.of(train[0][0], f"train x of client {client}") if has_parts else None
+
+
 def packed(packing: Packing, split: str, pairs: Any, names: Sequence[str]) -> Any:
     """Return pairs (x, y) whose x has several parts with these put together."""
     if pairs is None:
@@ -107,6 +131,14 @@ def row_weights(weights: Any, train: Split, names: Sequence[str]) -> Tensor:
             raise InvalidData(f"weights of client {client} must be finite, at least 0, and not all 0")
         out.append(one)
     return torch.cat(out).to(train.x.dtype if train.x.is_floating_point() else torch.float32)
+
+
+def joined(parts: Mapping[str, Pairs | None], names: Sequence[str], tokens: bool) -> dict[str, Split]:
+    """Return every part that is there as a split; all have rows like those of ``train``."""
+    splits = {part: join(part, pairs, names, tokens) for part, pairs in parts.items() if pairs is not None}
+    for part, split in splits.items():
+        check_alike(part, split, splits["train"])
+    return splits
 
 
 def join(split: str, pairs: Pairs, names: Sequence[str], tokens: bool) -> Split:
@@ -180,13 +212,25 @@ def warn_of_gaps(labels: int, splits: Mapping[str, Split]) -> None:
         missing = np.setdiff1d(np.arange(labels), seen)
         shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
         text = f"{labels} classes are assumed but no client has a row of class {shown}; number the classes from 0 without gaps"
-        warnings.warn(text, stacklevel=3)
+        warnings.warn(text, stacklevel=4)  # where from_arrays is called
 
 
 def labels_of(kind: Kind, splits: Mapping[str, Split]) -> int:
     if kind.softmax:
         return max(2, int(max(split.y.max() for split in splits.values())) + 1)
     return 0 if kind.least_squares else int(np.prod(splits["train"].y.shape[1:]))
+
+
+def class_count(kind: Kind, splits: Mapping[str, Split], classes: Sequence[str]) -> int:
+    """Return how many classes or labels there are, where there are any: those that have names, or those that have rows."""
+    labels = labels_of(kind, splits)
+    if kind.softmax and classes:
+        if labels > max(2, len(classes)):
+            raise InvalidData(f"the labels go up to {labels - 1} but there are {len(classes)} classes; name them all")
+        return max(2, len(classes))
+    if kind.softmax:
+        warn_of_gaps(labels, splits)
+    return labels
 
 
 def targets_of(part: str, split: Split, kind: Kind, names: Sequence[str], tokens: bool) -> Tensor:

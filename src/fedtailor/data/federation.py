@@ -15,26 +15,27 @@ from torch import Tensor
 from fedtailor.data import rng
 from fedtailor.data.arrays import (
     Pairs,
-    check_alike,
+    class_count,
+    client_names,
     fact,
     guess,
-    join,
+    joined,
     labels_of,
     packed,
+    packing_of,
     public_rows,
     row_weights,
     targets_of,
     truth_of,
-    warn_of_gaps,
 )
 from fedtailor.data.refit import Refit
 from fedtailor.data.schema import Schema
 from fedtailor.data.split import Split
 from fedtailor.data.tokens import count_tokens
 from fedtailor.data.vocabulary import Vocabulary
-from fedtailor.errors import InvalidArgument, InvalidData
+from fedtailor.errors import InvalidArgument
 from fedtailor.task.kinds import CLASSIFICATION, Kind, kind_of
-from fedtailor.task.packing import Packing, is_packable
+from fedtailor.task.packing import Packing
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,53 +239,26 @@ class Federation:
         measures count all rows alike.
         """
         wanted = None if task is None else kind_of(task)
-        if not isinstance(train, Sequence) or not isinstance(test, Sequence):
-            raise InvalidData(
-                "train and test must be lists with one pair (x, y) per client; for a dict, give its values and names="
-            )
-        if len(train) == 0:
-            raise InvalidData("there are no clients; give train=[(x, y), ...] with one pair per client")
-        if names is not None and not all(isinstance(name, str) for name in names):
-            raise InvalidData("names must be strings (a number counts clients from 0); use names=[str(n) for n in names]")
-        names = tuple(names) if names is not None else tuple(str(i) for i in range(len(train)))
-        if len(set(names)) != len(names):
-            duplicate = next(n for n in names if list(names).count(n) > 1)
-            raise InvalidData(f"two clients are called {duplicate!r}; give every client a name of its own")
-        for argument, values in (("names", names), ("test", test), ("val", val), ("truth", truth), ("weights", weights)):
-            if values is not None and len(values) != len(train):
-                raise InvalidData(f"{argument} has {len(values)} entries but train has {len(train)} clients; give one for each")
-        packing = None
-        if isinstance(train[0], (tuple, list)) and len(train[0]) and is_packable(train[0][0]):
-            packing = Packing.of(train[0][0], f"train x of client {names[0]}")
-            train, test, val = (
-                packed(packing, part, pairs, names) for part, pairs in (("train", train), ("test", test), ("val", val))
-            )
+        clients = client_names(names, train, test, {"val": val, "truth": truth, "weights": weights})
+        packing = packing_of(train, clients[0])
+        if packing is not None:
+            train, test, val = (packed(packing, *part, clients) for part in (("train", train), ("test", test), ("val", val)))
             public = public if public is None else packing.pack(public, "public")
         has_tokens = tokens is not False
-        splits = {"train": join("train", train, names, has_tokens), "test": join("test", test, names, has_tokens)}
-        if val is not None:
-            splits["val"] = join("val", val, names, has_tokens)
-        for part, split in splits.items():
-            check_alike(part, split, splits["train"])
-        size = count_tokens({part: (s.x, s.offsets) for part, s in splits.items()}, tokens, names) if has_tokens else 0
+        splits = joined({"train": train, "test": test, "val": val}, clients, has_tokens)
+        size = count_tokens({part: (s.x, s.offsets) for part, s in splits.items()}, tokens, clients) if has_tokens else 0
         kind = wanted or guess([split.y for split in splits.values()], splits["train"].x.shape if has_tokens else None)
-        splits = {part: Split(s.x, targets_of(part, s, kind, names, has_tokens), s.offsets) for part, s in splits.items()}
+        splits = {part: Split(s.x, targets_of(part, s, kind, clients, has_tokens), s.offsets) for part, s in splits.items()}
         if weights is not None:
-            splits["train"] = replace(splits["train"], weights=row_weights(weights, splits["train"], names))
-        labels = labels_of(kind, splits)
-        if kind.softmax and classes:
-            if labels > max(2, len(classes)):
-                raise InvalidData(f"the labels go up to {labels - 1} but there are {len(classes)} classes; name them all")
-            labels = max(2, len(classes))
-        elif kind.softmax:
-            warn_of_gaps(labels, splits)
+            splits["train"] = replace(splits["train"], weights=row_weights(weights, splits["train"], clients))
+        labels = class_count(kind, splits, classes)
         public_tensor, notes = (None, ()) if public is None else public_rows(public, splits["train"].x, resize)
         return Federation(
             train=splits["train"],
             test=splits["test"],
             val=splits.get("val"),
             public=public_tensor,
-            names=names,
+            names=clients,
             kind=kind,
             labels=labels,
             truth=None if truth is None else [truth_of(t, kind, labels) for t in truth],

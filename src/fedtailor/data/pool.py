@@ -13,6 +13,7 @@ from fedtailor.data import partition as deal
 from fedtailor.data import rng
 from fedtailor.data.federation import Federation
 from fedtailor.errors import InvalidArgument
+from fedtailor.task.kinds import CLASSIFICATION
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +62,7 @@ def dealt(
         for part_pairs, chosen in zip(pairs, deal.split(pool.y[rows], shares, rng.generator(seed, "split", key)), strict=True):
             part_pairs.append((x[rows[chosen]], pool.y[rows[chosen]]))
     name = f"{pool.name}/{partition}"
-    fed = Federation.from_arrays(*pairs, names=list(rows_by_client), name=name, task="classification", classes=pool.classes)
+    fed = Federation.from_arrays(*pairs, names=list(rows_by_client), name=name, task=CLASSIFICATION, classes=pool.classes)
     if pool.x.dtype == np.uint8:
         for split in (fed.train, fed.test, fed.val):
             if split is not None:

@@ -17,6 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from fedtailor.errors import InvalidArgument, UnknownSetting, nearest
 
+TaskName = Literal["classification", "regression", "multilabel"]  # the names of ``task.kinds``, which would load torch
+
 SHOWN = 60  # letters of a wrong value that a message repeats
 LARGEST = 2**63 - 1  # of a seed, and of a whole number in TOML
 ONE = "1 client"
@@ -157,7 +159,7 @@ class Options(Cohort, Members, Training):
     worker_timeout: float = Field(
         600.0, gt=0, allow_inf_nan=False, description="Seconds after which a process that neither answers nor computes is stuck."
     )
-    task: Literal["classification", "regression", "multilabel"] | None = Field(None, description="Guessed from the labels.")
+    task: TaskName | None = Field(None, description="Guessed from the labels.")
     evaluate_every: int | None = Field(
         None, ge=0, le=LARGEST, description="Rounds between evaluations (0: at the end only; default: about twenty in all)."
     )

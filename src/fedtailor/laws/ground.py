@@ -23,6 +23,7 @@ from fedtailor.engine.rounds import play
 from fedtailor.engine.setup import cohort_of
 from fedtailor.runs.store import Store
 from fedtailor.task import Task
+from fedtailor.task.kinds import CLASSIFICATION
 
 SEED, ROUNDS, BATCH = 3, 3, 5
 OPTIONS = Options(rounds=ROUNDS, batch_size=BATCH, seed=SEED, dtype="float64", weights="size")
@@ -42,7 +43,7 @@ def federation() -> Federation:
     }
     names = [f"site {i}" for i in range(len(sizes))]
     public = draw.normal(size=(8, 4))
-    data = Federation.from_arrays(**splits, public=public, names=names, task="classification", name="laws")
+    data = Federation.from_arrays(**splits, public=public, names=names, task=CLASSIFICATION, name="laws")
     return data.with_facts(lam=0.2 + 0.3 * np.arange(len(sizes)))
 
 

@@ -15,7 +15,7 @@ from fedtailor.algorithms import registry
 from fedtailor.errors import InvalidArgument, InvalidData
 from fedtailor.metrics.paired import FEWEST, Paired, differences, holm, p_value, paired
 from fedtailor.runs.record import Record
-from fedtailor.task.kinds import kind_of
+from fedtailor.task.kinds import CLASSIFICATION, kind_of
 from fedtailor.task.scores import Metric, named, score_named
 
 Numbers = NDArray[np.float64]
@@ -194,7 +194,7 @@ class Evidence:
 
 def score_of(summary: Mapping[str, Any]) -> Metric:
     """Return the score that a run is judged by; a summary of an earlier version names the kind of task only."""
-    kind = kind_of(summary.get("kind", "classification"))
+    kind = kind_of(summary.get("kind", CLASSIFICATION))
     name = summary.get("score")
     return kind.score if name is None else named(str(name), kind.metrics) or score_named(name)
 

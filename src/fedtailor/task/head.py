@@ -13,7 +13,7 @@ def needs_head(task: Task, who: str, per_row: bool = True) -> None:
     names = task.groups.get("head", ())
     one = len({name.rpartition(".")[0] for name in names}) == 1 and head_weight(task, task.init()).dim() == 2
     linear = one and (task.forward is None or isinstance(_head(task), nn.Linear))
-    if task.kind != "classification" or task.features is None or not linear:
+    if not task.kind.softmax or task.features is None or not linear:
         raise InvalidArgument(f"{who} needs a classifier that ends in a linear layer (its head); use another model or method")
     if per_row and task.inputs is not None and features(task, task.init(), task.inputs).dim() != 2:
         raise InvalidArgument(f"{who} needs one label per row, not one per position; use another method")

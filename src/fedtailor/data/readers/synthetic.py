@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedtailor.data import rng
 from fedtailor.data.federation import Federation
 from fedtailor.errors import InvalidArgument
-from fedtailor.task.kinds import kind_of
+from fedtailor.task.kinds import CLASSIFICATION, REGRESSION, kind_of
 
 Array = NDArray[np.float64]
 
@@ -106,8 +106,9 @@ def clusters(
     _positive(clients=clients, groups=groups, rows=rows, d=d, test_rows=test_rows)
     if not groups <= min(clients, d):
         raise InvalidArgument(f"{groups} groups need at least as many clients and features, not {clients} and d = {d}")
-    if task not in ("regression", "classification"):
-        raise InvalidArgument(f"clusters are for task='regression' or 'classification', not {task!r}")
+    kind = kind_of(task)
+    if kind not in (REGRESSION, CLASSIFICATION):
+        raise InvalidArgument(f"clusters are for task={REGRESSION!r} or {CLASSIFICATION!r}, not {task!r}")
     draw = rng.generator(seed, "clusters")
     # orthonormal vectors are sqrt(2) apart, each from each
     corners = np.linalg.qr(draw.normal(size=(d, groups)))[0].T * distance / np.sqrt(2)
@@ -117,7 +118,7 @@ def clusters(
     def sample(i: int, n: int) -> tuple[Array, NDArray[np.generic]]:
         x = draw.normal(size=(n, d))
         mean = x @ truth[i]
-        return x, mean + noise * draw.normal(size=n) if kind_of(task).least_squares else _coin(draw, mean)
+        return x, mean + noise * draw.normal(size=n) if kind.least_squares else _coin(draw, mean)
 
     fed = _make("clusters", sample, truth, clients, rows, test_rows)
     return replace(fed, notes=(f"Client i belongs to group i mod {groups}.",))
@@ -170,7 +171,7 @@ def instances(
     sizes = {"train": rows, "test": test_rows, "val": val_rows}
     samples = {part: [sample(i, n) for i in range(clients)] for part, n in sizes.items() if n}
     pairs = {part: [(x, y) for x, y, _ in triples] for part, triples in samples.items()}
-    fed = Federation.from_arrays(pairs["train"], pairs["test"], pairs.get("val"), task="classification", name="instances")
+    fed = Federation.from_arrays(pairs["train"], pairs["test"], pairs.get("val"), task=CLASSIFICATION, name="instances")
     kinds = {part: torch.from_numpy(np.concatenate([kind for *_, kind in triples])) for part, triples in samples.items()}
     return replace(fed, **{part: replace(getattr(fed, part), kinds=kinds[part]) for part in samples})
 

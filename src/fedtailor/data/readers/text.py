@@ -23,7 +23,7 @@ from fedtailor.data.readers.files import Place
 from fedtailor.data.vocabulary import LEVELS, Vocabulary, cut
 from fedtailor.data.words import check_choice, listed, one_line, shown
 from fedtailor.errors import InvalidArgument, InvalidData
-from fedtailor.task.kinds import PAD
+from fedtailor.task.kinds import CLASSIFICATION, PAD
 
 Windows = tuple[NDArray[np.int64], NDArray[np.int64]]
 LENGTH = {"char": 80, "word": 20}  # positions of a row by default
@@ -177,7 +177,7 @@ def by_speaker(name: str, texts: Mapping[str, str], vocabulary: Vocabulary, opti
     unit = "characters" if vocabulary.level == "char" else "words"
     if not names:
         raise InvalidArgument(f"no text of {name} is long enough for rows of {length} {unit}; use a shorter length")
-    classes: dict[str, Any] = {"task": "classification", "classes": vocabulary.tokens, "tokens": max(2, len(vocabulary))}
+    classes: dict[str, Any] = {"task": CLASSIFICATION, "classes": vocabulary.tokens, "tokens": max(2, len(vocabulary))}
     fed = Federation.from_arrays(*pairs, names=names, name=name, **classes)
     notes = (*_notes(vocabulary, unit, length, stride, per_position), *left_out(too_short, least))
     return replace(fed, vocabulary=vocabulary, notes=notes)

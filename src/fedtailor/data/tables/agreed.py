@@ -22,7 +22,7 @@ from fedtailor.data.tables.options import TableOptions
 from fedtailor.data.tables.target import Target
 from fedtailor.data.words import Where, listed, one_line, shown
 from fedtailor.errors import InvalidArgument, InvalidData
-from fedtailor.task.kinds import CLASSIFICATION
+from fedtailor.task.kinds import CLASSIFICATION, REGRESSION, Kind
 
 FORMAT = 1
 TYPES = {"number": "numeric", "date": "date", "bool": "bool", "category": "category"}
@@ -47,8 +47,8 @@ class AgreedColumns:
     label_range: tuple[float, float] | None = None
 
     @property
-    def task(self) -> str:
-        return "classification" if self.classes else "regression"
+    def task(self) -> Kind:
+        return CLASSIFICATION if self.classes else REGRESSION
 
 
 def read_agreed(options: TableOptions, label: str) -> AgreedColumns:

@@ -10,6 +10,7 @@ from typing import Any
 from fedtailor.data.missing import MARKS
 from fedtailor.data.words import check_choice
 from fedtailor.errors import InvalidArgument
+from fedtailor.task.kinds import CLASSIFICATION, REGRESSION
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class TableOptions:
                 content = "marks" if option == "na" else "column names"
                 raise InvalidArgument(f"{option}={value!r} is one string; give a list of {content}, for instance [{value!r}]")
         if self.task is not None:
-            check_choice("task", self.task, ("classification", "regression"))
+            check_choice("task", self.task, (CLASSIFICATION, REGRESSION))
         check_choice("standardize", self.standardize, ("pooled", "client", "none"))
         check_choice("missing", self.missing, ("fill", "drop", "refuse"))
         if self.min_samples is not None and self.min_samples < 1:
