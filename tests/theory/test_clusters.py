@@ -103,6 +103,9 @@ def test_a_direction_that_is_hardly_known_does_not_hide_the_groups():
     assert adjusted_rand_score(find(sent).labels, which) == 1
 
 
+SIZES = [(15, 5), *(pytest.param(*size, marks=pytest.mark.slow) for size in ((30, 10), (20, 40)))]  # clients, coordinates
+
+
 # -- how often --------------------------------------------------------------------------------------------------------------
 def share(draw: np.random.Generator, m: int, d: int, groups: int, make: str, cases: int) -> float:
     """How often the number of groups is right, where centers are 3 times the scatter in a group apart, half of it noise."""
@@ -124,13 +127,13 @@ def share(draw: np.random.Generator, m: int, d: int, groups: int, make: str, cas
 
 
 @pytest.mark.parametrize("make", ["alike", "normal", "sphere", "long"])
-@pytest.mark.parametrize(("m", "d"), [(12, 5), (30, 10), (20, 40)])
+@pytest.mark.parametrize(("m", "d"), SIZES)
 def test_a_federation_without_groups_has_none(make, m, d):
     assert share(np.random.default_rng(4), m, d, 1, make, 20) >= 0.9
 
 
-@pytest.mark.parametrize("groups", [2, 3])
-@pytest.mark.parametrize(("m", "d"), [(15, 5), (30, 10), (20, 40)])
+@pytest.mark.parametrize("groups", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("m", "d"), SIZES)
 def test_groups_three_scatters_apart_are_found(groups, m, d):
     assert share(np.random.default_rng(5), m, d, groups, "normal", 10) >= 0.9
 

@@ -180,7 +180,7 @@ def covered(kind: str, d: int, n: int, m: int, r: float, cases: int) -> tuple[in
     return hits, zeros, errors, float(np.mean(singles))
 
 
-@pytest.mark.parametrize(("d", "n", "m"), [(2, 10, 20), (5, 25, 10), (10, 100, 5)])
+@pytest.mark.parametrize(("d", "n", "m"), [pytest.param(2, 10, 20, marks=pytest.mark.slow), (5, 25, 10), (10, 100, 5)])
 @pytest.mark.parametrize("times", [0.0, 1.0, 4.0])
 def test_the_interval_of_least_squares_covers_the_truth(d, n, m, times):
     noise = d / (n - d - 1)
@@ -193,6 +193,7 @@ def test_the_interval_of_least_squares_covers_the_truth(d, n, m, times):
         assert np.mean(errors) < 0.15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("d", "n", "m", "cases"), [(3, 60, 10, 20), (5, 100, 20, 8)])
 @pytest.mark.parametrize("times", [0.0, 1.0, 4.0])
 def test_the_interval_of_logistic_fits_covers_the_truth(d, n, m, cases, times):

@@ -41,6 +41,7 @@ def test_r2_is_the_spread_of_the_fits_less_what_noise_alone_makes():
     json.dumps(estimate.json(), allow_nan=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("logistic", [False, True])
 def test_the_interval_holds_the_truth_about_nine_times_in_ten(logistic):
     draw = np.random.default_rng(1)
@@ -57,6 +58,7 @@ def test_the_interval_holds_the_truth_about_nine_times_in_ten(logistic):
     assert zeros >= cases * 0.9 - 4 * np.sqrt(cases * 0.09)
 
 
+@pytest.mark.slow
 def test_groups_are_found_where_there_are_some_and_only_there():
     draw = np.random.default_rng(2)
     centers = np.array([[4.0, 0, 0], [0, 4.0, 0], [0, 0, 4.0]])

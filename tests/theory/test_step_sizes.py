@@ -122,7 +122,7 @@ def test_an_epoch_of_full_batches_is_one_step_and_numbers_are_left_alone():
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------------
-N, ROUNDS, LOCAL = 6, 120, 4
+N, ROUNDS, LOCAL = 6, 60, 4
 
 
 def rows(kind):
