@@ -382,9 +382,9 @@ def test_an_option_of_a_model_that_cannot_be_read(name):
         run(model=name)
 
 
-@pytest.mark.parametrize("model", [nn.Linear, None, 3])
-def test_a_model_of_the_wrong_kind(model):
-    with refused(errors.InvalidArgument, "model", type(model).__name__):
+@pytest.mark.parametrize(("model", "word"), [(nn.Linear, "'in_features'"), (None, "NoneType"), (3, "int")])
+def test_a_model_of_the_wrong_kind(model, word):
+    with refused(errors.InvalidArgument, "model", word):
         run(model=model)
 
 

@@ -6,6 +6,7 @@ short race on validation rows decides between what is left. Test rows are never 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -66,13 +67,9 @@ def advise(federation: Federation, model: str | nn.Module | Task = "linear", **s
     theory_lam = None if estimate is None else pull(estimate, rows, task, 0.0 if estimate.zero else estimate.r2)
     least_lam = None if estimate is None else pull(estimate, rows, task, estimate.interval[1])
 
-    race.enter("FedAvgFT", FedAvgFT(lr=step, **work, **{f"finetune_{name}": value for name, value in work.items()}))
-    for lam in lams_of(theory_lam, least_lam):
-        lr = step if smoothness is None else min(step, four_digits(1 / (smoothness + lam)))
-        race.enter(f"FedCLUP lam={lam:.3g}", FedCLUP(lam=lam, lr=lr, **work))
-    if seen.k > 1 or len(rows) >= GROUPED:
-        k = seen.k if seen.k > 1 else GUESS
-        race.enter(f"HypCluster k={k}", HypCluster(k=k, lr=step, **work))
+    groups = seen.k if seen.k > 1 else GUESS if len(rows) >= GROUPED else None
+    for label, method in _contenders(lams_of(theory_lam, least_lam), groups, step, smoothness, work).items():
+        race.enter(label, method)
     _run(race, first, rounds)
 
     ranked = race.standing()
@@ -104,6 +101,18 @@ def advise(federation: Federation, model: str | nn.Module | Task = "linear", **s
         notes=(*seen.notes, *(f"{e.label} {e.diverged}: it is out of the race." for e in race.entrants.values() if e.diverged)),
     )
     return replace(advice, text=words(advice, race, federation))
+
+
+def _contenders(
+    lams: Sequence[float], groups: int | None, step: float, smoothness: float | None, work: Mapping[str, Any]
+) -> dict[str, Algorithm]:
+    """Return what runs in the race beside FedAvg and Local: fine-tuning, a pull with every lam, and groups where there may be."""
+    tuned = {f"finetune_{name}": value for name, value in work.items()}
+    methods: dict[str, Algorithm] = {"FedAvgFT": FedAvgFT(lr=step, **work, **tuned)}
+    for lam in lams:
+        lr = step if smoothness is None else min(step, four_digits(1 / (smoothness + lam)))
+        methods[f"FedCLUP lam={lam:.3g}"] = FedCLUP(lam=lam, lr=lr, **work)
+    return methods if groups is None else {**methods, f"HypCluster k={groups}": HypCluster(k=groups, lr=step, **work)}
 
 
 def lams_of(theory: float | None, least: float | None) -> list[float]:

@@ -238,13 +238,12 @@ class Federation:
         ``weights`` has one array per client: how much each training row counts in the loss (a weight of 2 is the row twice);
         measures count all rows alike.
         """
-        wanted = None if task is None else kind_of(task)
+        wanted, has_tokens = None if task is None else kind_of(task), tokens is not False
         clients = client_names(names, train, test, {"val": val, "truth": truth, "weights": weights})
         packing = packing_of(train, clients[0])
         if packing is not None:
             train, test, val = (packed(packing, *part, clients) for part in (("train", train), ("test", test), ("val", val)))
             public = public if public is None else packing.pack(public, "public")
-        has_tokens = tokens is not False
         splits = joined({"train": train, "test": test, "val": val}, clients, has_tokens)
         size = count_tokens({part: (s.x, s.offsets) for part, s in splits.items()}, tokens, clients) if has_tokens else 0
         kind = wanted or guess([split.y for split in splits.values()], splits["train"].x.shape if has_tokens else None)

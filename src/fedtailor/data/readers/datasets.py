@@ -75,15 +75,11 @@ def from_datasets(
         splits = {SPLITS[name]: source for name, source in train.items()}
         train, test, val = splits["train"], splits.get("test", test), splits.get("val", val)
     wanted = _Wanted(label, tuple(columns) if columns is not None else None, client, weight, seed)
-    by_client = [
-        None if part is None else _by_client(part, word, wanted)
-        for word, part in (("train", train), ("test", test), ("val", val))
-    ]
+    parts = (("train", train), ("test", test), ("val", val))
+    by_client = [None if part is None else _by_client(part, word, wanted) for word, part in parts]
     notes: tuple[str, ...] = ()
     if by_client[0] is None:
-        pooled = [
-            None if part is None else wanted.read(part, word) for word, part in (("train", train), ("test", test), ("val", val))
-        ]
+        pooled = [None if part is None else wanted.read(part, word) for word, part in parts]
         least = max(min_samples or 0, 1 if test is not None else 2 * len(shares) if min_samples is None else len(shares))
         by_client, notes = _dealt(pooled, clients, partition, seed, least)
     elif client is not None or clients is not None:

@@ -89,12 +89,7 @@ def build(source: Source, label: str, options: TableOptions, fit_to: frozenset[s
         raws, left_out = agreed_columns(agreed, table, rows, where), {}
     rows, missing_notes = handle_missing(raws, rows, options.missing, None if agreed is None else agreed.path)
     notes += missing_notes
-    known_part = source.known_part
-    if options.split is not None:
-        known_part = read_parts(options.split, table[options.split], rows, where)
-    elif known_part is not None:
-        known_part = known_part[rows]
-    layout = replace(lay_out(owner, target, rows, known_part, options), fit_to=fit_to)
+    layout = replace(lay_out(owner, target, rows, _known_part(source, rows, options), options), fit_to=fit_to)
     columns, constant = fit_columns(raws, layout, options) if agreed is None else (list(agreed.columns), {})
     left_out |= constant
     if not columns:
@@ -122,6 +117,13 @@ def build(source: Source, label: str, options: TableOptions, fit_to: frozenset[s
         special = [column for column in (source.client, label, options.split) if column]
         notes += [*agreed_notes(agreed, table, raws, layout.rows, special), agreed_scale_note(options)]
     return federation(x, y, target, layout, source.name, schema, source.recipe, task_note(label, target, options), notes)
+
+
+def _known_part(source: Source, rows: NDArray[np.int64], options: TableOptions) -> NDArray[np.int8] | None:
+    """Return the part of each row where a column or the table itself says it."""
+    if options.split is not None:
+        return read_parts(options.split, source.table[options.split], rows, source.where)
+    return None if source.known_part is None else source.known_part[rows]
 
 
 def federation(
