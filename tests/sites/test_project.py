@@ -102,6 +102,37 @@ def test_under_pseudonyms_the_server_writes_down_no_sites_score_and_a_site_knows
     assert not [name for name in SITES if name in page]
 
 
+def test_a_newcomer_gets_the_shared_model_and_is_told_whether_it_gains(tmp_path):
+    made = network(tmp_path)
+    transport = InProcess({name: house.site() for name, house in houses(tmp_path, made).items()})
+    run = made.folder / "runs" / "1"
+    Conductor(made.agreed, transport, run, digest=made.digest).play()
+    draw, call = np.random.default_rng(5), CliRunner().invoke
+    x = draw.uniform(-3, 3, (60, 2))
+    new = tmp_path / "oslo.csv"
+    pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": np.where(x[:, 0] > x[:, 1], "yes", "no")}).to_csv(new, index=False)
+    shared = call(app, ["predict", str(run), str(new), "--json"])
+    assert shared.exit_code == 0, shared.stderr
+    assert call(app, ["sites", "invite", str(made.folder), "--to", str(tmp_path / "oslo")]).exit_code == 0
+    given = {path.name for path in (tmp_path / "oslo").rglob("*") if path.is_file()}
+    assert given == {"schema.toml", "config.toml", "manifest.json", "models.json", "shared.safetensors", "personal.safetensors"}
+    done = call(app, ["sites", "join", str(tmp_path / "oslo"), "--data", str(new), "--name", "Oslo", "--rounds", "30", "--json"])
+    assert done.exit_code == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert (record["verdict"], record["rows"]) == ("better", 60)  # its rule is not that of the others
+    assert record["low"] > 0
+    own = call(app, ["predict", str(tmp_path / "oslo" / "model"), str(new), "--client", "Oslo", "--json"])
+    right = [np.mean([row["prediction"] == row["y"] for row in json.loads(text)]) for text in (own.stdout, shared.stdout)]
+    assert right[0] > right[1] + 0.2
+    again = call(app, ["sites", "invite", str(made.folder), "--to", str(tmp_path / "oslo")])
+    assert (again.exit_code, "not empty" in again.stderr) == (2, True)
+    bad = call(app, ["sites", "join", str(tmp_path), "--data", str(new), "--name", "Oslo"])
+    assert (bad.exit_code, "is no invitation" in bad.stderr) == (2, True)
+    new.write_text(new.read_text().replace("yes", "perhaps", 1))
+    bad = call(app, ["sites", "join", str(tmp_path / "oslo"), "--data", str(new), "--name", "Oslo"])
+    assert (bad.exit_code, "agreed on" in bad.stderr) == (2, True)
+
+
 def test_a_site_refuses_a_server_with_other_terms(tmp_path):
     made = network(tmp_path)
     rooms = houses(tmp_path, made)

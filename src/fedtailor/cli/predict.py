@@ -87,10 +87,12 @@ def predicted(saved: Saved, table: pd.DataFrame, client: str | None, substitute:
     from fedtailor.data.words import row_number, text
 
     column = saved.schema.client if saved.schema is not None else None
-    if client is None and (column is None or column not in table.columns):
+    if not saved.clients and not saved.has_shared:
+        raise InvalidArgument(f"the sites of this run have its models, and {saved.facts['algorithm']} has no shared one")
+    if saved.clients and client is None and (column is None or column not in table.columns):
         raise InvalidArgument(f"whose model? give --client, one of {', '.join(saved.clients[:8])}")
-    if client is not None:
-        parts = [(client, np.arange(len(table)))]
+    if client is not None or not saved.clients:  # a server of sites has nobody's model: all are newcomers
+        parts = [(client or "anybody", np.arange(len(table)))]
     else:
         assert column is not None
         names = table[column].map(text, na_action="ignore")
@@ -103,7 +105,7 @@ def predicted(saved: Saved, table: pd.DataFrame, client: str | None, substitute:
     own = {name: _known_as(saved, name) for name, _ in parts}
     unknown = [name for name, known in own.items() if known is None]
     others: Saved | None = saved  # whose shared model strangers have; None: the mean of all predictions
-    if unknown and client is not None:
+    if unknown and client is not None and saved.clients:
         saved.of(client)  # refuses, naming the clients
     if unknown:
         listing = ", ".join(f"{name}{_looks_like(saved, name)}" for name in unknown[:5]) + (", ..." if len(unknown) > 5 else "")

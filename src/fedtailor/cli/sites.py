@@ -184,6 +184,39 @@ def advise(
 
 
 @sites.command()
+def invite(
+    folder: Folder,
+    to: Annotated[Path, typer.Option(help="The folder to make for the newcomer.")],
+) -> None:
+    """Write what a site that comes later needs: the shared model of the last run, and the schema."""
+    from fedtailor.sites.newcomer import invite as write
+    from fedtailor.sites.project import Network
+
+    write(Network(folder), to)
+    print_text(f"Give {to} to the newcomer, who joins with: fedtailor sites join {to} --data TABLE.csv --name SITE")
+
+
+@sites.command()
+def join(
+    folder: Annotated[Path, typer.Argument(metavar="INVITATION", help="The folder that sites invite made.")],
+    data: Annotated[Path, typer.Option(help="The newcomer's table, with labels (.csv, .tsv, .parquet).")],
+    name: Annotated[str, typer.Option(help="The newcomer's name.")],
+    rounds: Annotated[int | None, typer.Option(help="Rounds it works for (default: as many as the sites did).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a newcomer's model from the shared one and its own rows, and say whether it gains; nothing leaves the house."""
+    from fedtailor.sites.newcomer import MODEL
+    from fedtailor.sites.newcomer import join as work
+
+    new, path = work(folder, data, name, rounds)
+    if as_json:
+        typer.echo(json.dumps({**new.record, "written": str(path)}, indent=2))
+        return
+    print_text(new.record["text"])
+    print_text(f"Its model is kept: fedtailor predict {folder / MODEL} NEW.csv --client {name}")
+
+
+@sites.command()
 def status(folder: Folder, as_json: Json = False) -> None:
     """Show which sites are connected, and the runs."""
     from fedtailor.sites.processes import nodes_online, runs_of

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedtailor import tree
 from fedtailor.algorithms.base import Algorithm
 from fedtailor.data.federation import Federation
+from fedtailor.data.schema import Schema
 from fedtailor.data.secret import Secret
 from fedtailor.data.split import Split
 from fedtailor.engine.options import Options
@@ -37,6 +38,7 @@ class Rows:
     classes: tuple[str, ...] = ()
     validation: bool = True
     public: Tensor | None = None
+    schema: Schema | None = None  # how a table's columns become features
 
     @staticmethod
     def of(federation: Federation) -> Rows:
@@ -81,6 +83,7 @@ class Rows:
             labels=self.labels,
             name="sites",
             classes=self.classes,
+            schema=self.schema,
         )
 
 

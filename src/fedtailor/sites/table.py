@@ -115,7 +115,7 @@ class AgreedTable(Checked):
         """Return what rows look like to a model."""
         schema = self.reader()
         kind = CLASSIFICATION if self.classes else REGRESSION
-        return Rows((len(schema.names()),), kind, len(self.classes), 0, self.classes, self.val_share > 0)
+        return Rows((len(schema.names()),), kind, len(self.classes), 0, self.classes, self.val_share > 0, schema=schema)
 
     def federation(self, path: Path, client: str) -> Federation:
         """Return a site's table as a federation of this client alone; what does not fit the schema is refused."""
