@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # the methods, which are found by looking, are Any to a type 
     from fedtailor.laws import check_algorithm, check_model
     from fedtailor.local import SGD, Adam, Optimizer, Private, TorchOptimizer, descend, prox, scan
     from fedtailor.local.schedule import Cosine, Exponential, Harmonic, Lambda, Milestones, Schedule
+    from fedtailor.models.mixed import Mixed
     from fedtailor.runs.history import Run
     from fedtailor.task import Task
 
@@ -38,6 +39,7 @@ _HOMES = {
     "fedtailor.laws": ("check_algorithm", "check_model"),
     "fedtailor.local": ("SGD", "Adam", "Optimizer", "Private", "TorchOptimizer", "descend", "prox", "scan"),
     "fedtailor.local.schedule": ("Cosine", "Exponential", "Harmonic", "Lambda", "Milestones", "Schedule"),
+    "fedtailor.models.mixed": ("Mixed",),
     "fedtailor.runs.history": ("Run",),
     "fedtailor.task": ("Task",),
 }

@@ -18,6 +18,7 @@ from fedtailor.data import rng, shift
 from fedtailor.data.split import Split
 from fedtailor.engine.base import Engine, Plan, Sent, row
 from fedtailor.engine.loop import LoopEngine
+from fedtailor.engine.mixed import by_architecture
 from fedtailor.engine.prefix import through
 from fedtailor.errors import InvalidData
 from fedtailor.metrics.client import accuracy_on, measure, scored
@@ -66,9 +67,10 @@ def on_union(engine: Engine, shared: Any, store: Store, seed: int, also: Split |
     x, y = test.x[rows], test.y[rows]
     shown = {metric.name: metric for metric in (plan.task.kind.score, plan.task.score)}
     scores: dict[str, list[NDArray[np.float64]]] = {name: [] for name in shown}
-    for _, logits in engine.on_common(shared, ids, store, x):
-        for name, metric in shown.items():
-            scores[name].append(accuracy_on(plan.task, logits, y, metric))
+    for some, own in by_architecture(plan.federation, ids, x):
+        for _, logits in engine.on_common(shared, some, store, own):
+            for name, metric in shown.items():
+                scores[name].append(accuracy_on(plan.task, logits, y, metric))
     out = {f"{name}_global_test": float(np.concatenate(parts).mean()) for name, parts in scores.items()}
     known = {key: None if np.isnan(value) else value for key, value in out.items()}
     return {**known, "union_rows": len(rows), "union_clients": len(ids)}
@@ -152,6 +154,8 @@ def on_public(engine: Engine, shared: Any, store: Store, seed: int) -> dict[str,
     public = plan.task.public
     if public is None or not plan.task.kind.softmax or plan.algorithm.stateless or not tree.leaves(sent.newcomer):
         return {}
+    if plan.federation.packing is not None and plan.federation.packing.mixed:
+        return {}  # there is no shared model
     rows, ids = _sampled(plan, len(public), seed, "public", PUBLIC_ROWS * min(len(plan.federation), UNION_CLIENTS))
     x = public[rows]
     with torch.no_grad():

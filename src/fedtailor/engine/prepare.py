@@ -25,6 +25,7 @@ from fedtailor.engine.base import Engine, Ids, Plan
 from fedtailor.engine.beginning import Beginning, beginning_of
 from fedtailor.engine.crowd import check_crowd, crowd_of, crowd_spent
 from fedtailor.engine.loop import LoopEngine
+from fedtailor.engine.mixed import check_mixed, with_architectures
 from fedtailor.engine.modules import findings, refuse
 from fedtailor.engine.options import Options
 from fedtailor.engine.pieces import augmented_by, with_pieces
@@ -36,6 +37,7 @@ from fedtailor.engine.vectorized import VectorizedEngine
 from fedtailor.engine.watch import Watch
 from fedtailor.errors import InvalidArgument
 from fedtailor.metrics.cost import probe
+from fedtailor.models.mixed import Mixed
 from fedtailor.runs.store import Store
 from fedtailor.task import Task
 from fedtailor.task.layers import keyed
@@ -174,6 +176,8 @@ def prepare(
     check_options(algorithm, options)
     dtype = DTYPES[options.dtype]
     federation, inside, outside = readied(federation, options)
+    if isinstance(model, Mixed):
+        federation = with_architectures(federation, model)
     task = build_task(model, federation, options.seed, dtype, options.bias, options.backbone)
     task = with_pieces(task, federation if outside is None else federation.take(inside), options)
     augment = augmented_by(options.augment, federation)
@@ -201,6 +205,8 @@ def prepare(
     newcomers = None if outside is None else plan(settled, rows.take(outside))
     trains = plan(settled, learners)
     check_crowd(trains)
+    if isinstance(model, Mixed):
+        check_mixed(trains, model)
     check_end(trains, options)
     began = beginning_of(algorithm, options, federation)
     notes = (*task.notes, *notes)

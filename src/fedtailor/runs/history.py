@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,6 +21,7 @@ from fedtailor.errors import ModelMismatch
 from fedtailor.runs.record import Record, per_client
 from fedtailor.runs.store import Store
 from fedtailor.task import Task
+from fedtailor.task.packing import ARCHITECTURE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -114,7 +115,7 @@ class Run:
         probabilities.
         """
         i = self.federation.index(client)
-        rows = self._features(x, self.federation.names[i])
+        rows = self._of_client(self._features(x, self.federation.names[i]), i)
         return (
             self._frame(self._answer(self.personal[i], rows, raw=True), x) if as_frame else self._answer(self.personal[i], rows)
         )
@@ -125,6 +126,15 @@ class Run:
         if self.federation.schema is None:
             raise ModelMismatch("the federation came from no table, so a DataFrame's columns mean nothing to it; give an array")
         return self.federation.schema.encode(x, client)
+
+    def _of_client(self, x: Any, i: int) -> Any:
+        """Return rows with the number of the client's network among their parts, where clients have different ones."""
+        packing = self.federation.packing
+        if packing is None or not packing.mixed or (isinstance(x, Mapping) and ARCHITECTURE in x):
+            return x
+        parts = dict(x) if isinstance(x, Mapping) else {packing.parts[0].name: x}
+        number = int(self.federation.train.client(i)[0][0, -1])
+        return {**parts, ARCHITECTURE: np.full(len(next(iter(parts.values()))), number)}
 
     def _frame(self, logits: Tensor, x: Any) -> pd.DataFrame:
         import pandas as pd

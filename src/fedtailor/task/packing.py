@@ -22,6 +22,7 @@ from fedtailor.errors import InvalidData
 
 LARGEST = 2**24  # whole numbers up to here are floats without loss
 TYPES = {"float": None, "int": torch.int64, "bool": torch.bool}
+ARCHITECTURE = "architecture"  # the part of a row that says which network its client has (``models/mixed.py``)
 Call = Callable[[Tensor], tuple[tuple[Any, ...], dict[str, Any]]]
 
 
@@ -53,6 +54,11 @@ class Packing:
             kind = "bool" if rows.dtype is torch.bool else "float" if rows.is_floating_point() else "int"
             parts.append(Part(name, tuple(rows.shape[1:]), kind))
         return Packing(tuple(parts), isinstance(value, Mapping))
+
+    @property
+    def mixed(self) -> bool:
+        """Whether rows say which network their client has."""
+        return self.parts[-1].name == ARCHITECTURE
 
     @property
     def words(self) -> str:
