@@ -241,7 +241,16 @@ class CompareSettings(Settings):
     set_: dict[str, Any] = Field(
         default_factory=dict, alias="set", description="Settings, for all that have them as lr=0.1, for one as fedclup.lam=0.5."
     )
-    seeds: int = Field(1, ge=1, description="How many seeds; the table then gives mean and deviation.")
+    seeds: int = Field(1, ge=1, description="How many seeds of training.")
+    splits: int = Field(
+        1,
+        ge=1,
+        le=1000,
+        description="Split every client's rows so many times: mean and chance over which rows test (10 is good).",
+    )
+    yardsticks: list[str] = Field(
+        ["majority", "pooled"], description="What scores are held against: boosting adds scikit-learn's; none leaves all out."
+    )
     tune: bool = Field(False, description="Choose step size and penalty on validation, from a small grid per method.")
     grid: dict[str, list[float]] | None = Field(None, description="The grid to tune over, as lr=0.1,0.3.")
 

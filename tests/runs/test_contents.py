@@ -69,7 +69,7 @@ def test_the_manifest_lists_every_file_that_was_written_but_the_report(originals
 def test_the_manifest_of_a_comparison_lists_its_own_files_and_the_runs_manifests(originals):
     runs = {f"runs/{method}/seed-{seed}/{MANIFEST}" for method in ("fedavg", "local") for seed in (0, 1)}
     digests = json.loads((originals / "compare" / MANIFEST).read_text())["files"]
-    assert set(digests) == {"config.toml", "summary.json", "tuning/fedavg.json", "tuning/local.json", *runs}
+    assert set(digests) == {"config.toml", "summary.json", "yardsticks.json", "tuning/fedavg.json", "tuning/local.json", *runs}
 
 
 def test_a_history_that_was_cut_is_refused_by_name(copy):

@@ -22,6 +22,7 @@ SaveConfig = Annotated[Path | None, typer.Option("--save-config", help="Write th
 Out = Annotated[Path | None, typer.Option("--out", help="The run directory (default: a new one under runs/).")]
 LISTS = (
     "methods",
+    "yardsticks",
     "features",
     "drop",
     "na",

@@ -28,7 +28,7 @@ def report(
     from fedtailor.report import advice
     from fedtailor.report.page import headline, write
     from fedtailor.runs.contents import readable
-    from fedtailor.runs.folder import failures_of, read
+    from fedtailor.runs.folder import failures_of, read, yardsticks_in
     from fedtailor.runs.layout import HISTORY, SUMMARY
 
     if (where / advice.ADVICE).exists() and not any((where / name).exists() for name in (HISTORY, SUMMARY)):
@@ -36,9 +36,10 @@ def report(
         page, best = advice.write(values, to or where / "report.html", sweep=sweep), values["algorithm"]
     else:
         with readable(where):
-            records, failed = read(where), failures_of(where)
+            records = read(where)
             best = headline(records)["best"]
-            page = write(records, to or where / "report.html", command=f"fedtailor report {where}", failed=failed)
+            more = {"failed": failures_of(where), "yardsticks": yardsticks_in(where)}
+            page = write(records, to or where / "report.html", command=f"fedtailor report {where}", **more)
     print_text(json.dumps({"report": str(page), "best": best}, indent=2) if as_json else f"The report is in {page}.")
 
 

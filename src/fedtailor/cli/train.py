@@ -34,6 +34,7 @@ def run(settings: RunSettings, out: Path | None, as_json: bool, save: Path | Non
     tell_about(federation)
     save_settings(settings, save)
     from fedtailor.engine.run import run as train
+    from fedtailor.report.evidence import Evidence
     from fedtailor.report.page import write
 
     folder = out or new_folder(settings.data, settings.method)
@@ -41,13 +42,15 @@ def run(settings: RunSettings, out: Path | None, as_json: bool, save: Path | Non
         with progress(settings.rounds) as callback:
             options = settings.options()
             result = train(algorithm, federation, settings.model, options, out=folder, resume=resuming, callback=callback)
-        page = write({result.summary["algorithm"]: [result.record()]}, folder / "report.html", command=command_line())
+        evidence = Evidence({result.summary["algorithm"]: [result.record()]})
+        page = write(evidence.results, folder / "report.html", command=command_line())
     tell_notes(result.summary["notes"], federation)
     if as_json:
-        typer.echo(json.dumps({**result.summary, "out": str(folder)}, indent=2))
+        typer.echo(json.dumps({**result.summary, "verdict": evidence.verdict.json(), "out": str(folder)}, indent=2))
         return
     show([], [_cells(result.summary["settings"], result.summary, [result.summary])], False)
     tell_privacy({result.summary["algorithm"]: result.summary})
+    print_text(evidence.verdict.sentence)
     print_text(f"The run is in {folder}, the report in {page}.")
 
 
@@ -59,47 +62,76 @@ def compare(settings: CompareSettings, out: Path | None, as_json: bool, save: Pa
 
     algorithms, federation = settings.algorithms(), settings.federation()
     tell_about(federation)
+    if settings.splits > 1 and settings.split is not None:
+        raise InvalidArgument("the column of --split says which rows test, and --splits draws them; give one of the two")
     if settings.grid and not settings.tune:
         say("the grid is not used; add --tune to choose from it")
     save_settings(settings, save)
     from fedtailor.engine.compare import compare as train
     from fedtailor.engine.compare import total
-    from fedtailor.report.page import headline, write
-    from fedtailor.report.privacy import worst_of
+    from fedtailor.report.evidence import Evidence
+    from fedtailor.report.page import write
 
     folder = out or new_folder(settings.data, "compare")
     grid = settings.grid if settings.tune and settings.grid else settings.tune
     with resumable(folder):
-        with progress(total(algorithms, settings.rounds, settings.seeds, grid)) as callback:
+        with progress(total(algorithms, settings.rounds, settings.seeds, grid, settings.splits)) as callback:
             comparison = train(
                 algorithms,
                 federation,
                 settings.model,
                 settings.options(),
                 seeds=settings.seeds,
+                splits=settings.splits,
+                yardsticks=settings.yardsticks,
                 tune=grid,
                 out=folder,
                 resume=resuming,
                 callback=callback,
             )
-        records = comparison.records()
-        page = write(records, folder / "report.html", command=command_line(), failed=comparison.failed)
+        evidence = Evidence(comparison.records(), comparison.failed, comparison.yardsticks)
+        more = {"failed": comparison.failed, "yardsticks": comparison.yardsticks}
+        page = write(evidence.results, folder / "report.html", command=command_line(), **more)
     tell_notes(next(iter(comparison.values())).summary["notes"], federation)
-    best = headline(records)
-    rows = comparison.table()
     if as_json:
-        values = {"best": best["best"], "methods": rows, "failed": comparison.failed, "tuning": comparison.tuning}
-        print_text(json.dumps({**values, "out": str(folder)}, indent=2))
+        print_text(json.dumps({**_comparison_facts(comparison, evidence), "out": str(folder)}, indent=2))
     else:
-        measured = [row for row in rows if "failed" not in row]
-        show([], [_cells(row["method"], row, measured) for row in rows], False)
-        for label, reason in comparison.failed.items():
-            print_text(f"{label} failed: {reason}")
-        tell_privacy({label: worst_of(comparison.summaries(label)) for label in comparison})
-        chosen = f"Best on validation: {best['best']}" if best["best"] else "There are no validation rows to choose a method on"
-        print_text(f"{chosen}. The report is in {page}.")
+        _show_comparison(comparison, evidence)
+        print_text(f"The report is in {page}.")
     if comparison.failed:
         raise typer.Exit(1)
+
+
+def _comparison_facts(comparison: Any, evidence: Any) -> dict[str, Any]:
+    """What ``compare --json`` prints."""
+    yardsticks = [{"yardstick": label, **records[0].summary} for label, records in comparison.yardsticks.items()]
+    if len(evidence.splits) > 1:
+        key = f"{evidence.name}_personal"
+        yardsticks = [{**row, key: evidence.average(row["yardstick"], key).mean} for row in yardsticks]
+    return {
+        "best": evidence.best,
+        "verdict": evidence.verdict.json(),
+        "not_told_from_best": evidence.alike,
+        "methods": comparison.table(),
+        "yardsticks": yardsticks,
+        "failed": comparison.failed,
+        "tuning": comparison.tuning,
+    }
+
+
+def _show_comparison(comparison: Any, evidence: Any) -> None:
+    """Print the table, the verdict and what goes with it."""
+    from fedtailor.report.page import terminal_rows
+    from fedtailor.report.privacy import worst_of
+    from fedtailor.report.words import chosen, held_against
+
+    show([], terminal_rows(evidence), False)
+    for label, reason in comparison.failed.items():
+        print_text(f"{label} failed: {reason}")
+    tell_privacy({label: worst_of(comparison.summaries(label)) for label in comparison})
+    for line in (evidence.verdict.sentence, chosen(evidence), held_against(evidence)):
+        if line:
+            print_text(line)
 
 
 def tell_privacy(summaries: Mapping[str, Mapping[str, Any]]) -> None:

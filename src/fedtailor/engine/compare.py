@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -17,15 +15,16 @@ import numpy as np
 from fedtailor.algorithms.base import Algorithm
 from fedtailor.algorithms.settings import settings, spec
 from fedtailor.data.federation import Federation
+from fedtailor.data.redeal import overlap
 from fedtailor.engine import tune as tuning
-from fedtailor.engine.ledger import Ledger
+from fedtailor.engine import yardsticks as sticks
+from fedtailor.engine.contest import Contest, Listener, Repeats, place
 from fedtailor.engine.options import Options, taking
 from fedtailor.engine.prepare import prepare
-from fedtailor.engine.run import Callback, run
+from fedtailor.engine.run import Callback
 from fedtailor.engine.setup import named_model
 from fedtailor.errors import Diverged, FedtailorError, InvalidArgument, InvalidData, NothingMeasured
 from fedtailor.runs import config
-from fedtailor.runs.failure import Failure, blameless
 from fedtailor.runs.folder import Folder
 from fedtailor.runs.history import Run
 from fedtailor.runs.patience import stop_if_noted
@@ -38,9 +37,11 @@ TRIALS_COUNT = "the trials of tuning look at the clients' rows too: they are cou
 class Comparison(Mapping[str, Run]):
     """Runs by label: the method's name, numbered where a method occurs twice.
 
-    As a mapping it gives the first seed's run; ``all`` has one per seed, ``tuning`` how each method's settings were chosen and
-    ``tuning_seconds`` how long that took. ``failed`` says of the methods that could not be measured why. ``privacy`` is what all
-    runs and trials together have spent, where they are private.
+    As a mapping it gives the first run; ``all`` has one per seed, of the split that the federation came with, ``others`` the
+    records of the other splits. ``tuning`` says how each method's settings were chosen and ``tuning_seconds`` how long that took.
+    ``failed`` says of the methods that could not be measured why. ``privacy`` is what all runs and trials together have spent,
+    where they are private. ``yardsticks`` are no methods: a record for every split of each; ``overlap`` is the share of test to
+    training rows where there are several splits.
     """
 
     all: Mapping[str, Sequence[Run]]
@@ -48,6 +49,9 @@ class Comparison(Mapping[str, Run]):
     failed: Mapping[str, str] = field(default_factory=dict)
     tuning_seconds: Mapping[str, float] = field(default_factory=dict)
     privacy: Mapping[str, Any] = field(default_factory=dict)
+    others: Mapping[str, Sequence[Record]] = field(default_factory=dict)
+    yardsticks: Mapping[str, Sequence[Record]] = field(default_factory=dict)
+    overlap: float | None = None
 
     def __getitem__(self, label: str) -> Run:
         return self.all[label][0]
@@ -59,9 +63,13 @@ class Comparison(Mapping[str, Run]):
         return len(self.all)
 
     def summaries(self, label: str) -> list[dict[str, Any]]:
-        """Return a method's summary per seed, with the time that its tuning took, and what all runs together have spent."""
-        spent = {"tuning_seconds": self.tuning_seconds[label]} if label in self.tuning_seconds else {}
-        return [{**r.summary, **spent, **self._composed(r.summary)} for r in self.all[label]]
+        """Return a method's summary per split and seed, with the time that its tuning took, and what all runs have spent."""
+        more: dict[str, Any] = {"tuning_seconds": self.tuning_seconds[label]} if label in self.tuning_seconds else {}
+        if self.overlap is not None:
+            more |= {"overlap": self.overlap}
+        first = [{**r.summary, **({} if self.overlap is None else {"split": 0})} for r in self.all[label]]
+        every = [*first, *(record.summary for record in self.others.get(label, ()))]
+        return [{**summary, **more, **self._composed(summary)} for summary in every]
 
     def _composed(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """What all runs together have spent, of the kinds of privacy that a run has."""
@@ -69,7 +77,7 @@ class Comparison(Mapping[str, Run]):
         return {key: value for key, value in self.privacy.items() if (of_clients if key.startswith("user_") else of_rows)}
 
     def table(self, *columns: str) -> list[dict[str, Any]]:
-        """Return a row per method: its label and the summary (or the columns named), numbers averaged over the seeds.
+        """Return a row per method: its label and the summary (or the columns named), numbers averaged over splits and seeds.
 
         The rows of methods that failed come last and have ``failed``, the reason, in place of measures.
         """
@@ -86,13 +94,12 @@ class Comparison(Mapping[str, Run]):
 
     def records(self) -> dict[str, list[Record]]:
         """Return what a report is made of."""
-        return {
-            label: [
-                replace(r.record(label), tuning=self.tuning.get(label), summary=summary)
-                for r, summary in zip(runs, self.summaries(label), strict=True)
-            ]
-            for label, runs in self.all.items()
-        }
+        out = {}
+        for label, runs in self.all.items():
+            first = [replace(r.record(label), tuning=self.tuning.get(label)) for r in runs]
+            every = [*first, *self.others.get(label, ())]
+            out[label] = [replace(record, summary=s) for record, s in zip(every, self.summaries(label), strict=True)]
+        return out
 
 
 @taking(Options)
@@ -103,6 +110,8 @@ def compare(
     options: Options | None = None,
     *,
     seeds: int = 1,
+    splits: int = 1,
+    yardsticks: Sequence[str] = sticks.ALWAYS,
     tune: bool | Mapping[str, Sequence[float]] = False,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
@@ -111,19 +120,23 @@ def compare(
 ) -> Comparison:
     """Run every algorithm with the same options (those of ``run``); a mapping gives the labels.
 
-    ``seeds`` repeats each with that many seeds, from ``seed`` on. ``tune`` first tries a small grid of step sizes and penalties
-    per method (or the grid given, as ``{"lr": [0.1, 0.3]}``) and keeps what does best on the clients' validation rows. ``out``
-    is a directory with a run directory per method and seed; ``resume`` goes on where it was stopped. ``callback`` is given
-    every round's record, with the method's ``label`` and the ``stage`` (tune or train).
+    ``seeds`` repeats each with that many seeds, from ``seed`` on; ``splits`` repeats all of it with the clients' rows split anew,
+    so that other rows test. ``yardsticks`` are what scores are held against: the majority class and one model of all rows in one
+    place always stand there, "boosting" adds scikit-learn's, "none" leaves them out. ``tune`` first tries a small grid of step
+    sizes and penalties per method (or the grid given, as ``{"lr": [0.1, 0.3]}``), on every split, and keeps what does best on
+    the clients' validation rows. ``out`` is a directory with a run directory per method, split and seed; ``resume`` goes on where
+    it was stopped. ``callback`` is given every round's record, with the method's ``label`` and the ``stage`` (tune or train).
 
     A method that fails (in any of its seeds) does not stop the others: ``failed`` of the result says why, and ``error.txt`` in
     the directory has the traceback. An error is raised only where no method could be measured.
     """
     named = _labelled(algorithms)
-    if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
-        raise InvalidArgument(f"seeds must be a whole number of at least 1, not {seeds!r}")
+    for word, count in (("seeds", seeds), ("splits", splits)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise InvalidArgument(f"{word} must be a whole number of at least 1, not {count!r}")
     asked = Options.of({**(options.plain() if options else {}), **settings})
     grid = tuning.numbers(tune) if isinstance(tune, Mapping) else None
+    lengths, repeats = sticks.names_of(yardsticks), Repeats(asked.seed, seeds, splits)
     model = named_model(model)
     rows, errors = rehearse(named, federation, model, asked)
     if tune:
@@ -133,142 +146,41 @@ def compare(
     with ExitStack() as stack:
         folder = None
         if out is not None:
-            described = _config(named, federation, model, {**asked.plain(), "seeds": seeds}, tune)
+            more: dict[str, Any] = {"seeds": seeds, **({"splits": splits} if splits > 1 else {})}
+            more |= {} if lengths == sticks.ALWAYS else {"yardsticks": list(yardsticks)}
+            described = _config(named, federation, model, {**asked.plain(), **more}, tune)
             folder = stack.enter_context(closing(Folder(Path(out), described, resume)))
-        contest = Contest(federation, model, asked, seeds, bool(tune), grid, folder, Listener(callback))
+        contest = Contest(federation, model, asked, repeats, bool(tune), grid, folder, Listener(callback))
         for label, algorithm in named.items():
             contest.enter(label, algorithm, errors.get(label))
         del rows
-        comparison = contest.result()
+        comparison = _result(contest, lengths)
         if folder is not None:
             summary = {"seed": asked.seed, "seeds": seeds, "table": comparison.table(), "failed": comparison.failed}
             summary |= {"tuning_seconds": comparison.tuning_seconds, "privacy": comparison.privacy}
+            summary |= {} if comparison.overlap is None else {"splits": splits, "overlap": comparison.overlap}
             folder.finish({label: place(label) for label in named}, summary)
     return comparison
 
 
-class Listener:
-    """Passes records on to the user's callback, and knows an error of the callback from one of a method."""
-
-    def __init__(self, callback: Callback | None) -> None:
-        self.callback = callback
-        self.error: BaseException | None = None
-
-    def about(self, label: str, stage: str, seed: int) -> Callback | None:
-        """Return the callback for the runs of a method, which adds their label, stage and seed."""
-        if self.callback is None:
-            return None
-        callback = self.callback
-
-        def tell(record: dict[str, Any]) -> None:
-            try:
-                callback({**record, "label": label, "stage": stage, "seed": seed})
-            except BaseException as error:
-                self.error = error
-                raise
-
-        return tell
-
-
-@dataclass(frozen=True, eq=False)
-class Contest:
-    """Where methods are tuned and run one after another, and what has come of it so far."""
-
-    federation: Federation
-    model: Any
-    options: Options
-    seeds: int
-    tune: bool
-    grid: Mapping[str, Sequence[float]] | None
-    folder: Folder | None
-    listener: Listener
-    runs: dict[str, list[Run]] = field(default_factory=dict)
-    stories: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    failures: dict[str, Failure] = field(default_factory=dict)
-    entered: dict[str, Algorithm] = field(default_factory=dict)
-
-    def enter(self, label: str, algorithm: Algorithm, error: Exception | None) -> None:
-        """Tune and run a method, or write down why it fails; ``error`` is what its rehearsal came to."""
-        seed = self.options.seed
-        if error is None:  # one that cannot take a step spends nothing
-            self.entered[label] = algorithm
-        if self.folder is not None and (failure := self.folder.failure(place(label))) is not None:
-            self.failures[label] = failure
-            self.stories[label] = self.folder.story(place(label)) or {}
-            return
-        try:
-            if error is not None:
-                raise error
-            if self.tune:
-                algorithm, self.seconds[label] = self._tuned(label, algorithm)
-            runs = []
-            for seed in range(self.options.seed, self.options.seed + self.seeds):
-                runs.append(self._run(label, algorithm, seed))
-            self.runs[label] = runs
-        except Exception as caught:
-            stop_if_noted()
-            if caught is self.listener.error or blameless(caught):
-                raise
-            self.failures[label] = Failure.of(caught, f"seed {seed}: " if self.seeds > 1 else "")
-            if self.folder is not None:
-                self.folder.fail(place(label), self.failures[label])
-
-    def _tuned(self, label: str, algorithm: Algorithm) -> tuple[Algorithm, float]:
-        """Return (the method as tuned, the seconds that it took in this sitting and earlier ones); keep the story."""
-        name, began = place(label), time.perf_counter()
-        trials = tuning.Trials(
-            self.federation, self.model, self.options, self.grid, self.listener.about(label, "tune", self.options.seed)
-        )
-        folder = self.folder
-
-        def keep(story: dict[str, Any]) -> None:
-            nonlocal began
-            self.stories[label] = story  # also of a tuning that comes to nothing: its trials were played
-            if folder is None or folder.contents.finished:
-                return
-            folder.keep(name, story)
-            folder.add_seconds(label, -began + (began := time.perf_counter()))
-
-        tuned, self.stories[label] = tuning.tune(algorithm, trials, None if folder is None else folder.story(name), keep)
-        return tuned, time.perf_counter() - began if folder is None else folder.seconds(label)
-
-    def _run(self, label: str, algorithm: Algorithm, seed: int) -> Run:
-        return run(
-            algorithm,
-            self.federation,
-            self.model,
-            self.options.but(seed=seed),
-            out=None if self.folder is None else self.folder.of(place(label), seed),
-            resume=self.folder is not None,
-            callback=self.listener.about(label, "train", seed),
-        )
-
-    def result(self) -> Comparison:
-        """Return the comparison; raise where no method could be measured."""
-        reasons = {label: failure.reason for label, failure in self.failures.items()}
-        if not self.runs:
-            first = next(iter(self.failures.values())).error
-            if len(reasons) == 1 and isinstance(first, FedtailorError):
-                raise first
-            raise NothingMeasured("; ".join(f"{label}: {reason}" for label, reason in reasons.items())) from first
-        stories = {label: self.stories[label] for label in self.runs if label in self.stories}
-        seconds = {label: self.seconds[label] for label in self.runs if label in self.seconds}
-        return Comparison(self.runs, stories, reasons, seconds, self._spent())
-
-    def _spent(self) -> dict[str, Any]:
-        """Return what all trials and runs together have spent, those of methods that failed included."""
-        ledger = Ledger()
-        for label, algorithm in self.entered.items():
-            if algorithm.opt.privacy is None and self.options.user_clip is None:
-                continue
-            for trial in self.stories.get(label, {}).get("trials", ()):
-                options = self.options.but(rounds=trial["rounds"], evaluate_every=0, patience=None, callbacks=())
-                ledger.add(prepare(replace(algorithm, **trial["settings"]), self.federation, self.model, options))
-            tuned = self.runs[label][0].algorithm if label in self.runs else algorithm
-            for seed in range(self.options.seed, self.options.seed + self.seeds):
-                ledger.add(prepare(tuned, self.federation, self.model, self.options.but(seed=seed)))
-        return ledger.total()
+def _result(contest: Contest, yardsticks: Sequence[str]) -> Comparison:
+    """Return the comparison; raise where no method could be measured."""
+    reasons = {label: failure.reason for label, failure in contest.failures.items()}
+    if not contest.runs:
+        first = next(iter(contest.failures.values())).error
+        if len(reasons) == 1 and isinstance(first, FedtailorError):
+            raise first
+        raise NothingMeasured("; ".join(f"{label}: {reason}" for label, reason in reasons.items())) from first
+    return Comparison(
+        contest.runs,
+        {label: contest.stories[label] for label in contest.runs if label in contest.stories},
+        reasons,
+        {label: contest.seconds[label] for label in contest.runs if label in contest.seconds},
+        contest.spent(),
+        contest.others,
+        contest.yardsticks(yardsticks),
+        overlap(contest.federation) if contest.repeats.splits > 1 else None,
+    )
 
 
 def rehearse(
@@ -295,10 +207,12 @@ def rehearse(
     return rows, errors
 
 
-def total(algorithms: Mapping[str, Algorithm], rounds: int, seeds: int, tune: bool | Mapping[str, Sequence[float]]) -> int:
+def total(
+    algorithms: Mapping[str, Algorithm], rounds: int, seeds: int, tune: bool | Mapping[str, Sequence[float]], splits: int = 1
+) -> int:
     """Return the number of rounds that a comparison will play, tuning included."""
     grid = tune if isinstance(tune, Mapping) else None
-    return sum(rounds * seeds + (tuning.effort(a, rounds, grid) if tune else 0) for a in algorithms.values())
+    return splits * sum(rounds * seeds + (tuning.effort(a, rounds, grid) if tune else 0) for a in algorithms.values())
 
 
 def _config(
@@ -309,11 +223,6 @@ def _config(
     grid = tuning.numbers(tune) if isinstance(tune, Mapping) else None
     asked = {"command": "compare", "methods": list(named), "tune": bool(tune)} | ({"grid": grid} if grid else {})
     return {**out, **asked, "set": {label: {"method": spec(a), **settings(a)} for label, a in named.items()}}
-
-
-def place(label: str) -> str:
-    """Return a label as a file name."""
-    return re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.") or "method"
 
 
 def _average(values: Sequence[Any]) -> Any:

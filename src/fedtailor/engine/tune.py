@@ -119,7 +119,7 @@ class Trials:
         except Diverged:
             return {"score": None, "loss": None}
         score, summary = done.task.score, done.summary
-        return {"score": summary[f"{score.name}_personal"], "loss": summary["loss_personal"], "by": score.name}
+        return {"score": summary["val_score"], "loss": summary["loss_personal"], "by": score.name}
 
 
 def tune(

@@ -1,7 +1,8 @@
 """Two methods, client by client: who is better off, by how much, and is it more than chance?
 
-Clients are the unit. They are paired (the same client on the same rows), and with several seeds a client's difference is
-averaged over its seeds first: repeating a run makes no new clients.
+The two are paired: the same client on the same rows. A client's difference is averaged over seeds first, since repeating a run
+makes no new rows. What is left by chance has two sources: which clients are there, and which of their rows test. The first is
+seen in how the clients differ, the second only where the rows were split several times.
 """
 
 from __future__ import annotations
@@ -9,21 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import norm, rankdata, t, wilcoxon
+from scipy.stats import norm, t
 
 from fedtailor.errors import InvalidArgument, InvalidData
-from fedtailor.task.kinds import kind_of
+from fedtailor.task.scores import Metric
 
 Numbers = NDArray[np.float64]
 
-FEWEST = 6  # of five clients even a unanimous gain has p = 2 / 2**5, above 0.05
-EXACT = 200  # up to here p-values are counted out; the normal approximation is off by some per cent at 50, by less beyond
+FEWEST = 6  # clients from which on they say something about others like them
 DRAWS = 4000
 ALIKE = 1e-12  # differences below this share of the two measures are rounding
-DIGITS = 9  # to which differences count as tied
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,9 @@ class Paired:
     """How much better the first method is than the second: positive is better, of errors too.
 
     ``differences`` has a number per client (NaN where the two cannot be compared), ``mean`` is over the ``clients`` known, with
-    its 95 % interval from ``low`` to ``high``; ``p`` is two-sided; ``better``, ``worse`` and ``equal`` are shares of the clients.
+    their ``client_weights``, and its 95 % interval is from ``low`` to ``high``; ``p`` is two-sided and below 0.05 exactly where
+    the interval leaves out zero. ``better``, ``worse`` and ``equal`` are shares of the clients. ``over`` says what chance was
+    seen in: "clients" or "splits"; None where neither can show it, and then interval and p are nothing to go by.
     """
 
     differences: Numbers
@@ -43,56 +45,117 @@ class Paired:
     better: float
     worse: float
     equal: float
+    over: str | None = "clients"
+    splits: int = 1
 
 
-def paired(kind: str, ours: ArrayLike, theirs: ArrayLike, *, seed: int = 0) -> Paired:
-    """Compare two methods' main measure, [clients] or [seeds, clients], NaN where it is not known."""
-    gains = differences(kind, ours, theirs)
-    known = gains[~np.isnan(gains)]
-    if not len(known):
+class Runs(NamedTuple):
+    """Which runs the rows of a table of measures are from: the split of each (None: one for all), and the share of test to
+    training rows, by which splits of the same rows overlap."""
+
+    splits: Sequence[int] | None = None
+    overlap: float = 0.0
+
+
+def client_weights(rows: ArrayLike) -> Numbers:
+    """Return the clients' weights in a verdict, which sum to one: from the median number of test rows on they count alike, with
+    fewer rows in proportion. So one row does not weigh like hundreds, and no large client drowns the others."""
+    sizes = np.asarray(rows, np.float64)
+    capped = np.minimum(sizes, np.median(sizes)) if len(sizes) else sizes
+    return capped / capped.sum() if capped.sum() > 0 else np.full(len(sizes), 1 / max(len(sizes), 1))
+
+
+def paired(score: Metric, ours: ArrayLike, theirs: ArrayLike, rows: ArrayLike | None = None, runs: Runs | None = None) -> Paired:
+    """Compare two methods by a score, [clients] or [runs, clients], NaN where it is not known; ``rows`` are the test rows of
+    each client (of each run)."""
+    runs = runs or Runs()
+    each = differences(score, ours, theirs, runs.splits)
+    gains = _mean_known(each)
+    known = ~np.isnan(gains)
+    if not known.any():
         raise InvalidData("no client is measured by both methods; compare runs on the same clients and splits")
-    low, high = interval(known, seed)
-    shares = (float(np.mean(known > 0)), float(np.mean(known < 0)), float(np.mean(known == 0)))
-    return Paired(gains, len(known), float(known.mean()), low, high, p_value(known), *shares)
+    sizes = np.ones(len(gains)) if rows is None else _mean_known(np.atleast_2d(np.asarray(rows, np.float64)))
+    weights = client_weights(np.where(np.isnan(sizes), 0.0, sizes)[known])
+    clients = _over_clients(gains[known], weights)
+    splits = _over_splits(each[:, known], weights, runs.overlap)
+    mean = float(weights @ gains[known])
+    over, spread = _wider(clients if known.sum() >= FEWEST else None, splits)
+    low, high, p = (spread or clients).around(mean)
+    moved = gains[known]
+    shares = (float(np.mean(moved > 0)), float(np.mean(moved < 0)), float(np.mean(moved == 0)))
+    return Paired(gains, int(known.sum()), mean, low, high, p, *shares, over, len(each))
 
 
-def differences(kind: str, ours: ArrayLike, theirs: ArrayLike) -> Numbers:
-    """By how much each client is better off with the first method, averaged over the seeds in which both are known."""
+class Scatter(NamedTuple):
+    """The standard error of a mean and the degrees of freedom it is known with."""
+
+    error: float
+    freedom: float
+
+    @property
+    def half_width(self) -> float:
+        return float(self.error * t.ppf(0.975, self.freedom)) if self.freedom > 0 and self.error > 0 else self.error
+
+    def around(self, mean: float) -> tuple[float, float, float]:
+        """Return the ends of the 95 % interval of a mean, and the two-sided p-value of no difference, by Student's law."""
+        if self.error == 0 or self.freedom <= 0:
+            return mean, mean, 1.0 if mean == 0 or self.freedom <= 0 else 0.0
+        p = 2 * t.sf(abs(mean) / self.error, self.freedom)
+        return mean - self.half_width, mean + self.half_width, float(p)
+
+
+def _over_clients(gains: Numbers, weights: Numbers) -> Scatter:
+    """How far a weighted mean scatters with the clients that happen to be there; with equal weights the usual s / sqrt(n)."""
+    count = len(gains)
+    if count < 2:
+        return Scatter(0.0, 0.0)
+    squares = float((weights**2 * (gains - weights @ gains) ** 2).sum()) * count / (count - 1)
+    size = float(np.abs(gains).max())
+    return Scatter(math.sqrt(squares) if squares > (ALIKE * size) ** 2 else 0.0, 1 / float((weights**2).sum()) - 1)
+
+
+def _over_splits(each: Numbers, weights: Numbers, overlap: float) -> Scatter | None:
+    """How far the clients' mean scatters with the rows that happen to test. Splits of the same rows overlap and agree more than
+    fresh rows would, so their variance counts 1/K + (test rows / training rows) in place of 1/K (Nadeau and Bengio 2003)."""
+    if len(each) < 2:
+        return None
+    known = ~np.isnan(each)
+    total = (known * weights).sum(1)
+    means = (np.where(known, each, 0.0) * weights).sum(1)[total > 0] / total[total > 0]
+    if len(means) < 2:
+        return None
+    size = float(np.abs(means).max())
+    variance = float(means.var(ddof=1))
+    return Scatter(math.sqrt((1 / len(means) + overlap) * variance) if variance > (ALIKE * size) ** 2 else 0.0, len(means) - 1.0)
+
+
+def _wider(clients: Scatter | None, splits: Scatter | None) -> tuple[str | None, Scatter | None]:
+    """Return the source of chance that leaves more room, and its scatter."""
+    named = [(name, scatter) for name, scatter in (("clients", clients), ("splits", splits)) if scatter is not None]
+    return max(named, key=lambda pair: pair[1].half_width, default=(None, None))
+
+
+def differences(score: Metric, ours: ArrayLike, theirs: ArrayLike, splits: Sequence[int] | None = None) -> Numbers:
+    """By how much each client is better off with the first method, [splits, clients], averaged over the runs of a split in which
+    both are known; NaN where there is none."""
     a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
     if a.shape != b.shape or a.ndim not in (1, 2):
         raise InvalidArgument(
             f"measures of shape {a.shape} and {b.shape} cannot be paired; give [clients] or [seeds, clients] twice"
         )
     a, b = np.atleast_2d(a), np.atleast_2d(b)
-    known = np.isfinite(a) & np.isfinite(b)
-    a, b = np.where(known, a, 0.0), np.where(known, b, 0.0)
+    split_of = np.zeros(len(a), np.int64) if splits is None else np.asarray(splits)
+    gains = np.where(np.isfinite(a) & np.isfinite(b), score.gain(a, b), np.nan)
+    size = np.nanmax(np.where(np.isfinite(gains), np.maximum(np.abs(a), np.abs(b)), 0.0), 0, initial=0.0)
+    out = np.stack([_mean_known(gains[split_of == split]) for split in dict.fromkeys(split_of.tolist())])
+    return np.where(np.abs(out) <= ALIKE * size, 0.0, out)
+
+
+def _mean_known(values: Numbers) -> Numbers:
+    """The mean over the first axis of what is known; NaN where nothing is."""
+    known = ~np.isnan(values)
     count = known.sum(0)
-    gains = kind_of(kind).score.gain(a, b).sum(0) / np.maximum(count, 1)
-    size = np.maximum(np.abs(a), np.abs(b)).max(0, initial=0.0)
-    return np.where(count > 0, np.where(np.abs(gains) <= ALIKE * size, 0.0, gains), np.nan)
-
-
-def p_value(gains: ArrayLike) -> float:
-    """Wilcoxon's signed-rank test, two-sided, of no difference. Clients without a difference are left out.
-
-    Accuracies on a few rows tie often, and the usual tables and approximations are then too sure of themselves in small
-    federations. So up to ``EXACT`` clients the share of the 2^n sign patterns is counted with the ranks as they are.
-    """
-    values = np.asarray(gains, np.float64)
-    moved = values[np.isfinite(values) & (values != 0)]
-    if not len(moved):
-        return 1.0
-    sizes = _significant(np.abs(moved))
-    if len(moved) > EXACT:
-        return float(wilcoxon(np.sign(moved) * sizes).pvalue)
-    ranks = np.rint(2 * rankdata(sizes)).astype(int)  # doubled: ties share half ranks
-    ways = np.zeros(ranks.sum() + 1)  # ways[t]: sign patterns whose positive ranks sum to t
-    ways[0] = 1
-    for rank in ranks:
-        ways[rank:] += ways[:-rank].copy()
-    seen = ranks[moved > 0].sum()
-    tail = min(ways[: seen + 1].sum(), ways[seen:].sum())
-    return float(min(1.0, 2 * tail / ways.sum()))
+    return np.where(count > 0, np.where(known, values, 0.0).sum(0) / np.maximum(count, 1), np.nan)
 
 
 def interval(gains: ArrayLike, seed: int = 0) -> tuple[float, float]:
@@ -124,9 +187,3 @@ def holm(ps: Sequence[float]) -> list[float]:
         highest = max(highest, min(1.0, (len(ps) - place) * ps[i]))
         out[i] = highest
     return out
-
-
-def _significant(sizes: Numbers) -> Numbers:
-    """Positive numbers rounded to ``DIGITS`` digits: equal differences of different accuracies differ in the last bits."""
-    unit = 10.0 ** (np.floor(np.log10(sizes)) - DIGITS + 1)
-    return np.rint(sizes / unit) * unit

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor.metrics.paired import client_weights
 from fedtailor.task.kinds import KINDS, kind_of
 from fedtailor.task.scores import Metric
 
@@ -47,10 +48,21 @@ def summarize(kind: str, clients: Columns, score: Metric | None = None) -> dict[
 
 
 def on_validation(kind: str, clients: Columns, score: Metric) -> dict[str, Any]:
-    """What a summary says of validation rows: the kind's score, the one that was asked for, and the loss, which settles ties."""
+    """What a summary says of validation rows: the kind's score, the one that was asked for, and the loss, which settles ties;
+    and ``val_score``, which chooses: the score with the clients' weights in a verdict."""
     measured = summarize(kind, clients, score)
     names = dict.fromkeys((kind_of(kind).score.name, score.name, "loss"))
-    return {f"val_{key}": measured.get(key) for name in names for key in (f"{name}_personal", f"{name}_global")}
+    means = {f"val_{key}": measured.get(key) for name in names for key in (f"{name}_personal", f"{name}_global")}
+    return {**means, "val_score": weighted_mean(clients[f"{score.name}_personal"], clients["rows"])}
+
+
+def weighted_mean(values: NDArray[np.float64], rows: NDArray[np.float64]) -> float | None:
+    """The mean over the clients that have a score, with their weights in a verdict."""
+    known = ~np.isnan(values)
+    if not known.any():
+        return None
+    weights = client_weights(rows[known])
+    return float(values[known].mean() if np.ptp(weights) == 0 else weights @ values[known])  # equal scores stay equal
 
 
 def share_better(score: Metric, clients: Columns) -> float | None:

@@ -13,18 +13,20 @@ from numpy.typing import NDArray
 
 from fedtailor.algorithms import registry
 from fedtailor.errors import InvalidArgument, InvalidData
-from fedtailor.metrics.paired import FEWEST, Paired, differences, holm, p_value, paired
+from fedtailor.metrics.paired import Paired, Runs, holm, paired
+from fedtailor.metrics.verdict import Verdict, judge, unknown
 from fedtailor.runs.record import Record
 from fedtailor.task.kinds import CLASSIFICATION, kind_of
 from fedtailor.task.scores import Metric, named, score_named
 
 Numbers = NDArray[np.float64]
 Results = Mapping[str, Sequence[Record]]
+ONLY_LOCAL = "Only local training was run: add a method that learns together, such as FedAvg or Ditto, to see whether it helps."
 
 
 @dataclass(frozen=True)
 class Average:
-    """A summary's measure over seeds; no deviation with one seed."""
+    """A summary's measure over splits, or over seeds where there is one split; no deviation with one run."""
 
     mean: float
     deviation: float | None
@@ -32,10 +34,11 @@ class Average:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Records by label, one per seed; every measure as [seeds, clients], by the seeds' and the clients' names."""
+    """Records by label, one per split and seed; every measure as [runs, clients], by the clients' names."""
 
     results: Results
     failed: Mapping[str, str] = field(default_factory=dict)  # methods that could not be measured, and why
+    yardsticks: Results = field(default_factory=dict)  # no methods: what these are held against, a record per split
 
     def __post_init__(self) -> None:
         _check(self.results)
@@ -57,8 +60,17 @@ class Evidence:
         return self.score.name
 
     @cached_property
+    def runs(self) -> list[tuple[int, Any]]:
+        """The (split, seed) of every run of a method."""
+        return list(dict.fromkeys(key for records in self.results.values() for key in _runs(records)))
+
+    @cached_property
     def seeds(self) -> list[Any]:
-        return list(dict.fromkeys(seed for records in self.results.values() for seed in _seeds(records)))
+        return list(dict.fromkeys(seed for _, seed in self.runs))
+
+    @cached_property
+    def splits(self) -> list[int]:
+        return list(dict.fromkeys(split for split, _ in self.runs))
 
     @cached_property
     def clients(self) -> list[str]:
@@ -66,24 +78,29 @@ class Evidence:
 
     # -- one method --------------------------------------------------------------------------------------------------
     def average(self, label: str, key: str) -> Average | None:
-        """Average a number of the summaries over seeds; None unless every seed has it."""
-        values = [number(record.summary.get(key)) for record in self.results[label]]
+        """Average a number of the summaries over splits and seeds; None unless every run has it."""
+        records = self.results[label] if label in self.results else self.yardsticks[label]
+        values = [number(record.summary.get(key)) for record in records]
         known = [value for value in values if value is not None]
         if len(known) < len(values):
             return None
-        return Average(float(np.mean(known)), float(np.std(known, ddof=1)) if len(known) > 1 else None)
+        by_split: dict[int, list[float]] = {}
+        for (split, _), value in zip(_runs(records), known, strict=True):
+            by_split.setdefault(split, []).append(value)
+        varying = [float(np.mean(part)) for part in by_split.values()] if len(by_split) > 1 else known
+        return Average(float(np.mean(known)), float(np.std(varying, ddof=1)) if len(varying) > 1 else None)
 
     def measures(self, label: str, key: str) -> Numbers:
-        """Return a measure per client, [seeds, clients], NaN where there is none."""
-        out = np.full((len(self.seeds), len(self.clients)), np.nan)
+        """Return a measure per client, [runs, clients], NaN where there is none."""
+        out = np.full((len(self.runs), len(self.clients)), np.nan)
         records = self.results[label]
-        for seed, record in zip(_seeds(records), records, strict=True):
+        for run, record in zip(_runs(records), records, strict=True):
             if key in record.clients:
-                out[self.seeds.index(seed), self._places(record)] = record.clients[key]
+                out[self.runs.index(run), self._places(record)] = record.clients[key]
         return out
 
     def per_client(self, label: str, key: str) -> Numbers:
-        """Return a measure per client, mean over the seeds that know it."""
+        """Return a measure per client, mean over the runs that know it."""
         values = self.measures(label, key)
         known = np.isfinite(values)
         count = known.sum(0)
@@ -109,10 +126,21 @@ class Evidence:
     # -- choosing ----------------------------------------------------------------------------------------------------
     @cached_property
     def validation(self) -> dict[str, float]:
-        """Scores on validation of the methods that have one in every seed, best first."""
-        key = f"val_{self.name}_personal"
-        scores = {label: average.mean for label in self.results if (average := self.average(label, key)) is not None}
-        return dict(sorted(scores.items(), key=lambda item: -self.score.merit(item[1])))
+        """Scores on validation of the methods that have one in every run, best first; the loss settles ties."""
+        scores = {label: average.mean for label in self.results if (average := self.average(label, self.judged_by)) is not None}
+        losses = {label: self.average(label, "val_loss_personal") for label in scores}
+
+        def rank(label: str) -> tuple[float, float]:
+            loss = losses[label]
+            return -self.score.merit(scores[label]), math.inf if loss is None else loss.mean
+
+        return {label: scores[label] for label in sorted(scores, key=rank)}
+
+    @property
+    def judged_by(self) -> str:
+        """The key of the summaries that methods are chosen by; an earlier version wrote the plain mean over clients only."""
+        weighted = all(number(record.summary.get("val_score")) is not None for record in self.records)
+        return "val_score" if weighted else f"val_{self.name}_personal"
 
     @property
     def order(self) -> list[str]:
@@ -144,7 +172,39 @@ class Evidence:
     def against(self, ours: str, theirs: str, key: str | None = None) -> Paired | None:
         """Compare personal models of one method with another's (or its ``key``), over the clients with the same test rows."""
         a, b = self._pair(ours, theirs, key or f"{self.name}_personal")
-        return paired(self.kind, a, b) if (np.isfinite(a) & np.isfinite(b)).any() else None
+        if not (np.isfinite(a) & np.isfinite(b)).any():
+            return None
+        rows = self.measures(ours, "rows")
+        overlap = max(number(record.summary.get("overlap")) or 0.0 for record in self.records)
+        runs = Runs([split for split, _ in self.runs], overlap)
+        return paired(self.score, a, b, None if np.isnan(rows).all() else rows, runs)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """Whether learning together helps: the subject against local training."""
+        gains, tuned = self.against_local, None if len(self.results) == 1 else self.tuned
+        if self.yardstick(self.subject) == "alone":
+            return unknown(self.subject, self.score, ONLY_LOCAL)
+        if gains is None:
+            missing = f"and {self.subject} measured no client in common" if self.local else "is not among the methods"
+            return unknown(self.subject, self.score, f"Whether learning together helps is not known: Local {missing}.", tuned)
+        return judge(self.subject, gains, self.score, scale=self.scale, tuned=tuned)
+
+    @property
+    def tuned(self) -> bool:
+        """Whether the settings of all methods were chosen on validation."""
+        return all(record.tuning is not None for record in self.records)
+
+    @property
+    def scale(self) -> float:
+        """A number of the size of the score: gains are written with its digits."""
+        reached = self.average(self.subject, f"{self.name}_personal")
+        return 1.0 if self.score.share or reached is None else reached.mean
+
+    @cached_property
+    def alike(self) -> list[str]:
+        """The methods that the test does not tell from the best."""
+        return [label for label in self.order if label != self.best and self.p_values.get(label, 0.0) >= 0.05]
 
     @cached_property
     def against_local(self) -> Paired | None:
@@ -169,14 +229,11 @@ class Evidence:
 
     @cached_property
     def p_values(self) -> dict[str, float]:
-        """Every other method against the best, corrected for their number; none where clients are too few for a test."""
+        """Every other method against the best, corrected for their number; none where no test is possible."""
         if self.best is None:
             return {}
-        uncorrected = {}
-        for label in self.results:
-            gains = differences(self.kind, *self._pair(self.best, label, f"{self.name}_personal"))
-            if label != self.best and np.isfinite(gains).sum() >= FEWEST:
-                uncorrected[label] = p_value(gains)
+        gains = {label: self.against(self.best, label) for label in self.results if label != self.best}
+        uncorrected = {label: gain.p for label, gain in gains.items() if gain is not None and gain.over is not None}
         return dict(zip(uncorrected, holm(list(uncorrected.values())), strict=True))
 
     @cached_property
@@ -205,8 +262,8 @@ def number(value: Any) -> float | None:
     return float(value) if real and math.isfinite(value) else None
 
 
-def _seeds(records: Sequence[Record]) -> list[Any]:
-    return [record.summary.get("seed", place) for place, record in enumerate(records)]
+def _runs(records: Sequence[Record]) -> list[tuple[int, Any]]:
+    return [(int(record.summary.get("split", 0)), record.summary.get("seed", place)) for place, record in enumerate(records)]
 
 
 def _check(results: Results) -> None:
@@ -216,7 +273,7 @@ def _check(results: Results) -> None:
     for label, records in results.items():
         if not records:
             raise InvalidArgument(f"{label!r} has no run to report; leave it out or run it")
-        if len(set(_seeds(records))) < len(records):
+        if len(set(_runs(records))) < len(records):
             raise InvalidArgument(f"{label!r} has two runs with the same seed; give one run per seed, or another label")
         for record in records:
             kinds[record.kind] = label

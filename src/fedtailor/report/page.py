@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from fedtailor.algorithms.settings import written
+from fedtailor.metrics.verdict import plain
 from fedtailor.report import diagnostics, figures, privacy
 from fedtailor.report.evidence import Evidence, Results, number
 from fedtailor.report.figures import Line
 from fedtailor.report.pieces import document, figure, listed, section, table
-from fedtailor.report.words import datasets, p_words, plain, story
+from fedtailor.report.words import datasets, p_words, story
 from fedtailor.runs import files
 from fedtailor.runs.record import Record
 from fedtailor.task.scores import score_named
@@ -24,12 +25,14 @@ from fedtailor.version import __version__
 NAMED = 7  # curves drawn in colour where there are more than MOST methods
 MOST = len(figures.COLORS)
 POINTS = 200  # of a curve
+UNVARIED = ("trained_parameters", "bytes_up", "bytes_down", "seconds", "tuning_seconds")  # shown without a deviation
 TRIALS = 100  # settings tried that are listed
 
 settings_of = written
 
 MEANINGS = {
-    "validation": "mean over clients on their validation rows, of the personal model; it orders the table and chooses the best",
+    "validation": "mean over clients on their validation rows, of the personal model, clients with few rows counting less; it "
+    "orders the table and chooses the best",
     "personal": "mean over clients of the personal model on the client's own test rows",
     "shared": "mean over clients of the shared model, with no local step, on the client's own test rows",
     "on all rows": "personal models on the union of the clients' test rows: how general they still are",
@@ -43,17 +46,21 @@ MEANINGS = {
     "client's epsilon": "how far a whole client, with all its rows, can change the shared model",
     "time (s)": "seconds from start to end on the machine that ran it",
     "tuning (s)": "seconds that choosing the settings took, before the runs whose time is shown",
-    "p": "two-sided p-value of Wilcoxon's signed-rank test over clients, best method against this one; Holm's correction",
-    "±": "standard deviation over seeds; a client's difference is averaged over seeds before methods are compared",
-    "95 % interval": "of the mean gain: percentiles over clients drawn again with replacement, set wider where clients are few",
+    "p": "two-sided p-value of the test that the interval belongs to, best method against this one; Holm's correction",
+    "±": "standard deviation over splits of the rows, or over seeds where there is one split",
+    "mean gain": "over clients, paired on the same rows; clients count alike from the median number of test rows on, those with "
+    "fewer in proportion, so that one row does not weigh like hundreds",
+    "95 % interval": "of the mean gain, by Student's law: over clients, or over splits of the rows where these leave more room "
+    "or clients are fewer than six; splits of the same rows overlap, and their variance is corrected for it (Nadeau and Bengio "
+    "2003)",
 }
 
 
 def headline(results: Results) -> dict[str, Any]:
     """Which method is best on validation, and its summary over seeds; without validation rows, the best of several is None."""
     evidence = Evidence(results)
-    judged = f"val_{evidence.name}_personal" if evidence.best in evidence.validation else None
-    summary = {} if evidence.best is None else averaged(results[evidence.best])
+    judged = evidence.judged_by if evidence.best in evidence.validation else None
+    summary = {} if evidence.best is None else averaged(evidence.results[evidence.best])
     return {**summary, "best": evidence.best, "chosen_by": judged}
 
 
@@ -117,13 +124,18 @@ def cell(key: str, value: Any, scale: float | None = None) -> str:
 
 
 def page(
-    results: Results, *, command: str | None = None, notes: Sequence[str] = (), failed: Mapping[str, str] | None = None
+    results: Results,
+    *,
+    command: str | None = None,
+    notes: Sequence[str] = (),
+    failed: Mapping[str, str] | None = None,
+    yardsticks: Results | None = None,
 ) -> str:
-    """The report of methods by label, with a record per seed; ``command`` is what made it, ``notes`` what else to know.
+    """The report of methods by label, with a record per split and seed; ``command`` is what made it, ``notes`` what else to know.
 
-    ``failed`` says of methods that could not be measured why.
+    ``failed`` says of methods that could not be measured why, ``yardsticks`` are what the methods are held against.
     """
-    evidence = Evidence(results, failed or {})
+    evidence = Evidence(results, failed or {}, yardsticks or {})
     sections = [
         section("", *(f"<p>{paragraph}</p>" for paragraph in story(evidence))),
         section("The methods", _methods(evidence)),
@@ -162,7 +174,7 @@ def write(results: Results, path: str | os.PathLike[str], **options: Any) -> Pat
 # -- the parts, in the order of the page; each is empty where there is nothing to show -----------------------------------
 def _methods(evidence: Evidence) -> str:
     shown = columns(evidence.name, (r.summary for records in evidence.results.values() for r in records))
-    judged = f"val_{evidence.name}_personal"
+    judged = evidence.judged_by
     keys = {**({judged: "validation"} if evidence.validation else {}), **shown}
     rows = []
     for label in evidence.order:
@@ -173,18 +185,35 @@ def _methods(evidence: Evidence) -> str:
         row = "".join(f"<td>{content}</td>" for content in (escape(label), *cells))
         rows.append(f"<tr{' class=best' if label == evidence.best and len(evidence.results) > 1 else ''}>{row}</tr>")
     titles = ["method", *keys.values(), *(["p"] if evidence.p_values else [])]
+    for label in evidence.yardsticks:
+        cells = [_measured(evidence, label, key) for key in keys] + (["-"] if evidence.p_values else [])
+        row = "".join(f"<td>{content}</td>" for content in (f"<i>{escape(label)} (yardstick)</i>", *cells))
+        rows.append(f"<tr>{row}</tr>")
     for label, reason in evidence.failed.items():
         rows.append(f'<tr><td>{escape(label)}</td><td colspan="{len(titles) - 1}">failed: {escape(reason)}</td></tr>')
-    return table(titles, rows, "wide")
+    listing = {label: records[0].settings for label, records in evidence.yardsticks.items()}
+    told = f"<p>Yardsticks: {'; '.join(f'{escape(k)}: {escape(v)}' for k, v in listing.items())}.</p>" if listing else ""
+    return table(titles, rows, "wide") + told
 
 
-def _measured(evidence: Evidence, label: str, key: str) -> str:
+def terminal_rows(evidence: Evidence) -> list[dict[str, str]]:
+    """The table of the methods as a terminal shows it: the best on validation first, yardsticks in brackets, failures last."""
+    shown = columns(evidence.name, (record.summary for record in evidence.records))
+    rows = []
+    for label in (*evidence.order, *evidence.yardsticks):
+        plus = {f"{evidence.name}_personal": " ± {}"}  # the deviation, where there is room for one
+        cells = {title: _measured(evidence, label, key, plus.get(key, "")) for key, title in shown.items()}
+        rows.append({"method": label if label in evidence.results else f"({label})", **cells})
+    return [*rows, *({"method": label, **dict.fromkeys(shown.values(), "-")} for label in evidence.failed)]
+
+
+def _measured(evidence: Evidence, label: str, key: str, more: str = "<small>± {}</small>") -> str:
     average = evidence.average(label, key)
     if average is None:
         return "-"
     key = key.removeprefix("new_")
-    spread = average.deviation if key not in ("trained_parameters", "bytes_up", "bytes_down") else None
-    return cell(key, average.mean) + (f"<small>± {cell(key, spread, average.mean)}</small>" if spread is not None else "")
+    deviation = average.deviation if key not in UNVARIED else None
+    return cell(key, average.mean) + ("" if deviation is None else more.format(cell(key, deviation, average.mean)))
 
 
 def _curves(evidence: Evidence) -> str:
@@ -371,7 +400,9 @@ def _meanings() -> str:
 
 
 def _over_seeds(evidence: Evidence) -> str:
-    return f" (mean over {len(evidence.seeds)} seeds)" if len(evidence.seeds) > 1 else ""
+    counts = {"split": len(evidence.splits), "seed": len(evidence.seeds)}
+    parts = [f"{count} {noun}s" for noun, count in counts.items() if count > 1]
+    return f" (mean over {' and '.join(parts)})" if parts else ""
 
 
 def _named_values(values: Mapping[str, Any]) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from html import escape
 
 import numpy as np
 
-from fedtailor.metrics.paired import FEWEST, Paired
+from fedtailor.metrics.paired import Paired
+from fedtailor.metrics.verdict import UNKNOWN, few_words, interval_words, plain, signed
 from fedtailor.report.evidence import Average, Evidence
 
+GUESSES = ("majority class", "mean", "majority labels")  # yardsticks that look at no feature
 NAMED = 5  # clients or methods listed by name, at most
 
 
@@ -19,6 +20,7 @@ def story(evidence: Evidence) -> list[str]:
     paragraphs = [
         f"<strong>{advice(evidence)}</strong>",
         f"{_scope(evidence)} {_choice(evidence)}",
+        escape(held_against(evidence)),
         _comparison(evidence, evidence.against_local, _strong(evidence.local or "")),
         _comparison(evidence, evidence.against_shared, _shared_rival(evidence)),
         " ".join(caveats(evidence)),
@@ -27,30 +29,15 @@ def story(evidence: Evidence) -> list[str]:
 
 
 def advice(evidence: Evidence) -> str:
-    """One sentence: learn together or not, as far as the interval of the mean gain tells."""
-    subject, gains = _strong(evidence.subject), evidence.against_local
-    if evidence.yardstick(evidence.subject) == "alone":
-        return "Only local training was run: add a method that learns together, such as FedAvg or Ditto, to see whether it helps."
-    if gains is None:
-        missing = f"and {subject} measured no client in common" if evidence.local else "is not among the methods"
-        start = f"Whether learning together helps is not known: Local {missing}"
-        return f"{start}. {_personalizing(evidence)}" if evidence.against_shared else f"{start}."
-    if gains.clients < FEWEST:
-        side = "better than" if gains.mean > 0 else "worse than" if gains.mean < 0 else "level with"
-        return (
-            f"{subject} is {side} local training on average, but {_count(gains.clients, 'client')} cannot show more than chance."
-        )
-    if gains.low > 0:
-        return f"Learning together helps: with {subject} the clients' mean gain over local training is {_gain(evidence, gains)}."
-    if gains.high < 0:
-        return f"Learning together hurts: with {subject} the clients' mean gain over local training is {_gain(evidence, gains)}."
-    return f"Local training may be as good: {subject} gains {_gain(evidence, gains)} over it on average, which may be chance."
+    """The verdict; where local training was not run, with what can be said about personalising."""
+    said = escape(evidence.verdict.sentence)
+    return f"{said} {_personalizing(evidence)}" if evidence.verdict.outcome == UNKNOWN and evidence.against_shared else said
 
 
 def _personalizing(evidence: Evidence) -> str:
     gains, subject, rival = evidence.against_shared, _strong(evidence.subject), _shared_rival(evidence)
     assert gains is not None
-    if gains.clients < FEWEST:
+    if gains.over is None:
         return f"{_count(gains.clients, 'client').capitalize()} cannot show more than chance about personalising either."
     if gains.low > 0:
         return f"Personalising helps: {subject}'s mean gain over {rival} is {_gain(evidence, gains)}."
@@ -64,10 +51,12 @@ def _scope(evidence: Evidence) -> str:
     summaries = [record.summary for record in evidence.records]
     rounds = list(dict.fromkeys(str(summary.get("rounds", "?")) for summary in summaries))
     where = ", ".join(escape(str(name)) for name in datasets(evidence))
+    again = f", {len(evidence.splits)} splits of the rows of every client" if len(evidence.splits) > 1 else ""
     length = f"{_list(rounds)} round{'' if rounds == ['1'] else 's'}"
     return (
         f"{_count(len(evidence.results), 'method')} on {where}: {_count(len(evidence.clients), 'client')}, {length}, "
-        f"{'seed' if len(evidence.seeds) == 1 else 'seeds'} {_list([str(seed) for seed in evidence.seeds], 10)}."
+        f"{'seed' if len(evidence.seeds) == 1 else 'seeds'} {_list([str(seed) for seed in evidence.seeds], 10)}"
+        f"{again}."
     )
 
 
@@ -92,18 +81,41 @@ def _choice(evidence: Evidence) -> str:
     return f"Best on validation is {_strong(best)}: its personal models reach {test}.{rest}{about}"
 
 
+def chosen(evidence: Evidence) -> str:
+    """Say which method is best on validation, and which the test does not tell from it, as plain text."""
+    if evidence.best is None:
+        return "There are no validation rows to choose a method on."
+    alike = f"; the test does not tell it from {', '.join(evidence.alike)}" if evidence.alike else ""
+    return f"Best on validation: {evidence.best}{alike}."
+
+
+def held_against(evidence: Evidence) -> str:
+    """Say what the yardsticks reach, and that they are no methods; nothing where there are none."""
+    reached = {label: evidence.average(label, f"{evidence.name}_personal") for label in evidence.yardsticks}
+    known = {label: average.mean for label, average in reached.items() if average is not None}
+    if not known:
+        return ""
+    each = ", ".join(f"{label} {plain(value)}" for label, value in known.items())
+    said = f"Yardsticks, no methods to choose from ({evidence.score.words}): {each}."
+    best = None if evidence.best is None else evidence.average(evidence.best, f"{evidence.name}_personal")
+    guess = next(((label, value) for label, value in known.items() if label in GUESSES), None)
+    if best is not None and guess is not None and evidence.score.gain(best.mean, guess[1]) <= 0:
+        said += f" {evidence.best} is no better than the {guess[0]} of each client's training rows."
+    return said
+
+
 def _comparison(evidence: Evidence, gains: Paired | None, rival: str) -> str:
     """Who gains and who loses against a rival, how sure that is, and the clients that lose most."""
     if gains is None:
         return ""
-    differences, scale = gains.differences, _scale(evidence)
+    differences, scale = gains.differences, evidence.scale
     gain, lose, level = (int(np.sum(side)) for side in (differences > 0, differences < 0, differences == 0))
     words = [
         f"Against {rival}, {gain:,} of {_count(gains.clients, 'client')} gain by {_strong(evidence.subject)}, "
         f"{_some(lose)} {'lose' if lose > 1 else 'loses'} and {_some(level)} {'are' if level > 1 else 'is'} level."
     ]
-    tested = f", p {'' if gains.p < 0.001 else '= '}{p_words(gains.p)} (Wilcoxon's signed-rank test)"
-    sure = tested if gains.clients >= FEWEST else ""
+    tested = f", p {'' if gains.p < 0.001 else '= '}{p_words(gains.p)}"
+    sure = tested if gains.over is not None else ""
     words.append(f"The mean gain is {_gain(evidence, gains) if sure else signed(gains.mean, scale)}{sure}.")
     losers = [i for i in np.argsort(differences, kind="stable")[:NAMED] if differences[i] < 0]  # NaN comes last
     if losers:
@@ -126,19 +138,15 @@ def caveats(evidence: Evidence) -> list[str]:
         out.append(f"Failed, and so neither measured nor compared: {reasons}.")
     if not evidence.score.higher:
         out.append(f"A gain is a {evidence.score.improvement}.")
-    rivals = [gains.clients for gains in (evidence.against_local, evidence.against_shared) if gains is not None]
-    fewest = min(rivals, default=FEWEST)
-    if fewest < FEWEST:
-        floor = min(1.0, 2 / 2**fewest)
-        out.append(
-            f"With {_count(fewest, 'client')} no test is possible: even if all of them gained, p would be {floor:.2g}. "
-            "The numbers describe these clients and no others."
-        )
-    if len(evidence.seeds) == 1:
-        out.append("There is one seed, so how much the numbers owe to chance in training is not known.")
-    alike = [label for label, p in evidence.p_values.items() if p >= 0.05]
-    if alike and evidence.best is not None:
-        out.append(f"Corrected for the number of methods, the test does not tell {_strong(evidence.best)} from {_list(alike)}.")
+    rivals = [gains for gains in (evidence.against_local, evidence.against_shared) if gains is not None]
+    if untested := [gains for gains in rivals if gains.over is None]:
+        out.append(few_words(min(untested, key=lambda gains: gains.clients)))
+    if len(evidence.splits) == 1:
+        again = "one seed and one split" if len(evidence.seeds) == 1 else "one split"
+        out.append(f"There is {again} of the rows, so how much the numbers owe to which rows test is not known (--splits 10).")
+    if evidence.alike and evidence.best is not None:
+        best = _strong(evidence.best)
+        out.append(f"Corrected for the number of methods, the test does not tell {best} from {_list(evidence.alike)}.")
     if len(datasets(evidence)) > 1:
         out.append("The runs are on different data: comparing them means little.")
     if evidence.unequal_rows:
@@ -155,21 +163,6 @@ def datasets(evidence: Evidence) -> list[str]:
     return list(dict.fromkeys(str(record.summary.get("dataset", "unnamed data")) for record in evidence.records))
 
 
-def plain(value: float, scale: float | None = None) -> str:
-    """A measure with four decimals, or four digits where it is large or tiny; ``scale`` is the number whose digits it follows."""
-    size = abs(value if scale is None else scale)
-    if abs(value) <= 1e-9 * size:
-        value = 0.0
-    if 1e-3 <= size < 1e6 or value == 0:
-        words = f"{value:,.{4 if size < 10 else max(0, 3 - math.floor(math.log10(size)))}f}"
-        return words if value == 0 or words.strip("-0.") else f"{value:.2g}"
-    return f"{value:.4g}"
-
-
-def signed(value: float, scale: float | None = None) -> str:
-    return ("+" if value > 0 else "\u2212" if value < 0 else "") + plain(abs(value), scale)
-
-
 def spread(average: Average) -> str:
     return plain(average.mean) + ("" if average.deviation is None else f" ± {plain(average.deviation, average.mean)}")
 
@@ -178,15 +171,8 @@ def p_words(p: float) -> str:
     return "&lt; 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
 
 
-def _scale(evidence: Evidence) -> float:
-    """A number of the size of the measure: gains are written with its digits."""
-    reached = evidence.average(evidence.subject, f"{evidence.name}_personal")
-    return 1.0 if evidence.score.share or reached is None else reached.mean
-
-
 def _gain(evidence: Evidence, gains: Paired) -> str:
-    mean, low, high = (signed(value, _scale(evidence)) for value in (gains.mean, gains.low, gains.high))
-    return f"{mean} (95 % interval {low} to {high})"
+    return f"{signed(gains.mean, evidence.scale)} ({interval_words(gains, evidence.scale)})"
 
 
 def _strong(label: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from fedtailor.runs.layout import (
     SUMMARY,
     TIMING,
     TUNING,
+    YARDSTICKS,
     lock,
     refuse_links,
 )
@@ -74,25 +75,34 @@ class Folder:
             files.write(self.path / CONFIG, tomli_w.dumps({"format": FORMAT, "version": __version__, **config}))
             self.contents = open_contents(self.path)
 
-    def of(self, place: str, seed: int) -> Path:
-        """Return the run directory of a method and seed; refused where it is not the one that the comparison ended with."""
-        name = f"{RUNS}/{place}/seed-{seed}"
+    def of(self, place: str, seed: int, split: int = 0) -> Path:
+        """Return the directory of a run; refused where it is not the one that the comparison ended with."""
+        name = f"{RUNS}/{place}/{run_name(split, seed)}"
         if self.contents.digests is not None:
             self.contents.inside(name)
         return self.path / name
 
-    def story(self, place: str) -> dict[str, Any] | None:
-        """Return how a method was tuned, if it was."""
-        name = f"{TUNING}/{place}.json"
+    def story(self, place: str, split: int = 0) -> dict[str, Any] | None:
+        """Return how a method was tuned on a split, if it was."""
+        name = story_name(place, split)
         with readable(self.path):
             story = self.contents.json(name)
             if story is not None and not all(set(TRIAL) <= set(trial) for trial in story["trials"]):
                 raise BadRun(f"{self.path / name} was changed or cut short; remove it to tune anew")
         return story
 
-    def keep(self, place: str, story: Mapping[str, Any]) -> None:
-        """Write how a method was tuned."""
-        files.write_json(self.path / TUNING / f"{place}.json", story)
+    def keep(self, place: str, story: Mapping[str, Any], split: int = 0) -> None:
+        """Write how a method was tuned on a split."""
+        files.write_json(self.path / story_name(place, split), story)
+
+    def yardsticks(self) -> dict[str, list[Record]] | None:
+        """Return the yardsticks of a finished comparison: none where an earlier version finished it; None if it is not."""
+        return yardsticks_of(self.contents) if self.contents.finished else None
+
+    def keep_yardsticks(self, yardsticks: Mapping[str, Sequence[Record]]) -> None:
+        """Write the yardsticks, a record for every split of each."""
+        values = {label: [record.plain(each) for each in records] for label, records in yardsticks.items()}
+        files.write_json(self.path / YARDSTICKS, values)
 
     def add_seconds(self, label: str, seconds: float) -> None:
         """Write down how long a step of a method's tuning took."""
@@ -131,9 +141,10 @@ class Folder:
         failed = {places[label] for label in summary["failed"]}
         measured = {label: place for label, place in places.items() if place not in failed}
         files.write_json(self.path / SUMMARY, {"methods": measured, **summary})
-        seeds = range(summary["seed"], summary["seed"] + summary["seeds"])
-        runs = [self.path / RUNS / place / f"seed-{seed}" / MANIFEST for place in measured.values() for seed in seeds]
-        others = [self.path / TUNING / f"{place}.json" for place in places.values()]
+        runs = [self.path / RUNS / place / name / MANIFEST for place in measured.values() for name in run_names(summary)]
+        splits = range(summary.get("splits", 1))
+        others = [self.path / story_name(place, split) for place in places.values() for split in splits]
+        others.append(self.path / YARDSTICKS)
         others += [self.path / RUNS / place / name for place in failed for name in (FAILED, ERROR)]
         if all(path.exists() for path in runs):  # those that an earlier version finished have none
             paths = [*runs, *(path for path in others if path.exists())]
@@ -169,16 +180,48 @@ def records_of(contents: Contents) -> dict[str, list[Record]]:
     """Return the records of a finished comparison."""
     summary = summary_of(contents)
     spent = summary.get("tuning_seconds", {})
-    records = {}
+    records: dict[str, list[Record]] = {}
     for label, place in summary["methods"].items():
-        story = contents.json(f"{TUNING}/{place}.json")
-        seeds = range(summary["seed"], summary["seed"] + summary["seeds"])
-        runs = [record.read(contents.inside(f"{RUNS}/{place}/seed-{seed}"), label) for seed in seeds]
-        more = {"tuning_seconds": spent[label]} if label in spent else {}
-        if "noise" in runs[0].summary:
-            more |= summary.get("privacy", {})
-        records[label] = [replace(run, tuning=story, summary={**run.summary, **more}) for run in runs]
+        records[label] = []
+        for split, seed in run_keys(summary):
+            run = record.read(contents.inside(f"{RUNS}/{place}/{run_name(split, seed)}"), label)
+            more = {"tuning_seconds": spent[label]} if label in spent else {}
+            more |= {"split": split, "overlap": summary["overlap"]} if "splits" in summary else {}
+            more |= summary.get("privacy", {}) if "noise" in run.summary else {}
+            story = contents.json(story_name(place, split))
+            records[label].append(replace(run, tuning=story, summary={**run.summary, **more}))
     return records
+
+
+def yardsticks_in(folder: Path) -> dict[str, list[Record]]:
+    """Return the yardsticks of the comparison in a directory; nothing of one run."""
+    with readable(folder):
+        return yardsticks_of(open_contents(folder))
+
+
+def yardsticks_of(contents: Contents) -> dict[str, list[Record]]:
+    """Return the yardsticks of a comparison; nothing of one run, or where an earlier version made none."""
+    values = contents.json(YARDSTICKS) or {}
+    return {label: [record.of(label, each) for each in records] for label, records in values.items()}
+
+
+def run_keys(summary: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Return the (split, seed) of every run of a method of a finished comparison."""
+    seeds = range(summary["seed"], summary["seed"] + summary["seeds"])
+    return [(split, seed) for split in range(summary.get("splits", 1)) for seed in seeds]
+
+
+def run_names(summary: Mapping[str, Any]) -> list[str]:
+    return [run_name(split, seed) for split, seed in run_keys(summary)]
+
+
+def run_name(split: int, seed: int) -> str:
+    """Return the name of a run's directory; the first split is the one that the data came with, and needs no number."""
+    return f"seed-{seed}" if split == 0 else f"split-{split}-seed-{seed}"
+
+
+def story_name(place: str, split: int) -> str:
+    return f"{TUNING}/{place}.json" if split == 0 else f"{TUNING}/{place}-split-{split}.json"
 
 
 def failures_of(folder: Path) -> dict[str, str]:

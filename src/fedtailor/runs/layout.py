@@ -26,10 +26,11 @@ MODELS = "models"
 ONBOARDED = "onboarded"  # models of clients that came after the run was finished; not part of its manifest
 RUNS = "runs"
 TUNING = "tuning"
+YARDSTICKS = "yardsticks.json"  # of a comparison: what its methods are held against
 FAILED = "failed.json"  # in the folder of a method of a comparison: why it could not be measured
 ERROR = "error.txt"  # beside it: where in the code
 LOCK = ".lock"
-FILES = (CONFIG, HISTORY, TIMING, SUMMARY, MANIFEST, SIGNATURE, LOCK)
+FILES = (CONFIG, HISTORY, TIMING, SUMMARY, MANIFEST, SIGNATURE, YARDSTICKS, LOCK)
 FOLDERS = (CHECKPOINTS, MODELS, ONBOARDED, RUNS, TUNING)
 
 

@@ -40,6 +40,21 @@ def per_client(names: Sequence[str], clients: Mapping[str, NDArray[np.float64]])
     return [(name, {k: values[i] for k, values in columns.items()}) for i, name in enumerate(names)]
 
 
+def plain(record: Record) -> dict[str, Any]:
+    """Return a record without rounds, of what is no run, as plain values."""
+    return {"kind": str(record.kind), "summary": dict(record.summary), "clients": dict(per_client(record.names, record.clients))}
+
+
+def of(label: str, values: Mapping[str, Any]) -> Record:
+    """Return the record that ``plain`` wrote."""
+    names, summary = list(values["clients"]), values["summary"]
+    columns = {
+        key: np.array([np.nan if own[key] is None else own[key] for own in values["clients"].values()], np.float64)
+        for key in next(iter(values["clients"].values()), {})
+    }
+    return Record(label, values["kind"], summary, [], names, columns, summary["settings"])
+
+
 def columns_of(contents: Contents, number: int, names: Sequence[str]) -> dict[str, NDArray[np.float64]]:
     """Return the measures per client that the history holds of round ``number``, NaN where there is none."""
     return _columns([line for line in contents.lines(HISTORY) if "client" in line and line["round"] == number], names)

@@ -102,6 +102,9 @@ class Scores(TypedDict, total=False):
     val_mse_personal: Annotated[Number, "The same in regression."]
     val_acc_global: Annotated[Number, "Score of the shared model on validation rows."]
     val_mse_global: Annotated[Number, "The same in regression."]
+    val_score: Annotated[
+        Number, "The score on validation rows, clients with few of them counting less: it chooses methods and settings."
+    ]
     val_loss_personal: Annotated[Number, "Loss of the personal models on validation rows; it settles ties of the score."]
     val_loss_global: Annotated[Number, "Loss of the shared model on validation rows."]
     best_round: Annotated[int | None, "The evaluated round that is best on validation; null without validation rows."]
