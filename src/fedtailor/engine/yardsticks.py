@@ -189,7 +189,7 @@ def _record(label: str, text: str, where: Setting, task: Task, logits: Tensor) -
         mask = torch.from_numpy(np.arange(longest) < test.sizes[block][:, None])
         for name, values in measure(task, logits[rows], None, test.y[rows], mask).items():
             columns.setdefault(name, np.full(len(federation), np.nan))[block] = values
-    facts = {"algorithm": label, "yardstick": True, "kind": str(task.kind), "score": task.score.name}
+    facts = {"algorithm": label, "kind": str(task.kind), "score": task.score.name}
     means = summarize(task.kind, columns, task.score)
     summary = {**facts, "dataset": federation.name, "settings": text, **means}
     return Record(label, task.kind, summary, [], federation.names, columns, text)
