@@ -21,7 +21,7 @@ from fedtailor.runs import checkpoint, models
 from fedtailor.sites import keys
 from fedtailor.sites.house import House, newest_run
 from fedtailor.sites.processes import Member, _free_port, start_server
-from fedtailor.sites.project import Place, create
+from fedtailor.sites.project import Network, Place, create
 from fedtailor.sites.wire import Parcel
 
 pytest.importorskip("flwr", reason="flwr is not installed (fedtailor[flower])")
@@ -89,9 +89,9 @@ def test_replies_are_taken_from_the_node_that_was_asked_and_silence_has_a_reason
     assert replies["five"] == "is not connected"
 
 
-def tables(folder) -> dict[str, object]:
+def tables(folder, sites=SITES) -> dict[str, object]:
     draw, out = np.random.default_rng(3), {}
-    for i, name in enumerate(SITES):
+    for i, name in enumerate(sites):
         x = draw.uniform(-3, 3, (40 + i, 2))
         out[name] = folder / f"{name}.csv"
         pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": np.where(x.sum(1) > i - 1, "yes", "no")}).to_csv(out[name], index=False)
@@ -139,3 +139,56 @@ def test_a_deployment_on_loopback_gives_the_loop_engines_numbers_and_refuses_str
         mine = models.read(run).predict(name, whole.test.client(one.federation.index(name))[0])
         theirs = one.predict(name, whole.test.client(one.federation.index(name))[0])
         assert float((mine - theirs).abs().max()) <= 1e-12
+
+
+HOSTILE = """
+import os, pathlib
+from fedtailor.sites.flower import client, server
+
+if "FEDTAILOR_NETWORK" not in os.environ:  # not at the server: at a site
+    pathlib.Path({path!r}).write_text("this came from the server")
+"""
+
+
+@pytest.mark.slow
+def test_a_secure_sum_over_flower_and_an_app_that_the_server_sends_is_not_run(tmp_path):
+    """Three sites, one of them lost: the numbers are those of a run without it, the server has seen no upload, and the code that
+    it sent along was not run."""
+    names = ("Aarhus", "Bern", "Cork")
+    options = Options(rounds=1, batch_size=8, dtype="float64", evaluate_every=0)
+    address, lost = ("127.0.0.1", _free_port()), "Cork"
+    made = create(tmp_path / "net", names, SCHEMA, ft.FedAvg(), "linear", options, address, {"threshold": 2})
+    rooms = {name: House(Place(made.folder / "sites" / name), path) for name, path in tables(tmp_path, names).items()}
+    marker, run = tmp_path / "marker", made.folder / "runs" / "1"
+    with ExitStack() as stack:
+        server = start_server(made, "127.0.0.1")
+        stack.callback(server.stop)
+        (made.folder / "server" / "app" / "fedtailor_sites.py").write_text(HOSTILE.format(path=str(marker)))
+        members = {name: Member(house) for name, house in rooms.items()}
+        for member in members.values():
+            stack.callback(member.stop)
+        sums = made.folder / "sites" / lost / "state" / "sums"
+
+        def kill() -> None:
+            if any(sums.glob("*/*.state")) and members[lost].started.alive:  # it has trained: its keys are on their way
+                members[lost].stop(hard=True)
+
+        network = replace_deadline(made, 30.0)
+        summary = train(network, run, False, lambda record: None, kill)
+    assert not marker.exists()
+    assert summary["events"]
+    assert {event["client"] for event in summary["events"]} == {lost}
+    assert any("single one" in note for note in summary["notes"])
+    own = {name: house.rows for name, house in rooms.items() if name != lost}
+    splits = {part: [getattr(rows, part).client(0) for rows in own.values()] for part in ("train", "test", "val")}
+    whole = ft.Federation.from_arrays(**splits, names=tuple(own), classes=["no", "yes"])
+    one = ft.run(ft.FedAvg(), whole, "linear", options.but(engine="loop", workers=1))
+    shared = checkpoint.newest(run / "checkpoints").state["shared"]
+    apart = zip(tree.leaves(shared), tree.leaves(one.shared), strict=True)
+    assert max(float((a - b).abs().max()) for a, b in apart) <= 1e-11
+
+
+def replace_deadline(network, seconds):
+    path = network.folder / "config.toml"
+    path.write_text(path.read_text().replace("deadline = 600.0", f"deadline = {seconds}"))
+    return Network(network.folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -27,6 +28,8 @@ from fedtailor.sites.house import House
 from fedtailor.sites.names import APP, FAILED, FOLDER, HOME, NODES, nodes_of
 from fedtailor.sites.project import KEY, Network
 
+COMMANDS = "bin"  # the folder of the only commands that a site's SuperNode finds
+OURS = "from fedtailor.sites.flower import answer_by_ours; answer_by_ours()"
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -245,7 +248,20 @@ def start_site(house: House) -> Started:
     command = [tool("flower-supernode"), "--superlink", f"{host}:{port}", "--root-certificates", str(folder / keys.AUTHORITY)]
     command += ["--auth-supernode-private-key", str(folder / KEY), "--host", "127.0.0.1", "--port", str(_free_port())]
     command += ["--node-config", " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())]
-    return _start(command, folder / "flower", folder / "site.log")
+    commands = _write_commands(folder / "flower" / COMMANDS)
+    return _start(command, folder / "flower", folder / "site.log", PATH=str(commands))
+
+
+def _write_commands(folder: Path) -> Path:
+    """Write the commands that a SuperNode may start, and return their folder.
+
+    For every message Flower starts ``flwr-clientapp``, which installs the app that came from the server and runs it. Ours takes
+    its place and runs what is installed at the site; commands for other kinds of work are not there at all.
+    """
+    ours = {"flwr-clientapp": [sys.executable, "-P", "-c", OURS], "flower-superexec": [tool("flower-superexec")]}
+    for name, words in ours.items():
+        files.write(folder / name, f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', 0o700)
+    return folder
 
 
 @dataclass(eq=False)
