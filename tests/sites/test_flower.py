@@ -89,6 +89,26 @@ def test_replies_are_taken_from_the_node_that_was_asked_and_silence_has_a_reason
     assert replies["five"] == "is not connected"
 
 
+@pytest.mark.filterwarnings("default")
+def test_a_version_of_flower_that_loads_apps_in_another_way_is_not_answered_with(monkeypatch):
+    from flwr.supernode import cli
+    from flwr.supernode.runtime import run_clientapp as command
+
+    from fedtailor.sites import flower
+
+    ran = []
+    monkeypatch.setattr(cli, "flwr_clientapp", lambda: ran.append(command.get_load_client_app_fn(multi_app=True)("", "", "")))
+    for name in ("install_from_fab", "get_load_client_app_fn", "run_clientapp"):
+        monkeypatch.setattr(command, name, getattr(command, name))  # restored afterwards
+    flower.answer_by_ours()
+    assert ran == [flower.client]
+    assert command.install_from_fab(b"not even an archive", skip_prompt=True) is None
+    monkeypatch.setattr(command, "run_clientapp", lambda: None)
+    with pytest.raises(SystemExit, match="does not know"):
+        flower.answer_by_ours()
+    assert len(ran) == 1
+
+
 def tables(folder, sites=SITES) -> dict[str, object]:
     draw, out = np.random.default_rng(3), {}
     for i, name in enumerate(sites):
@@ -145,6 +165,7 @@ HOSTILE = """
 import os, pathlib
 from fedtailor.sites.flower import client, server
 
+__all__ = ["client", "server"]
 if "FEDTAILOR_NETWORK" not in os.environ:  # not at the server: at a site
     pathlib.Path({path!r}).write_text("this came from the server")
 """

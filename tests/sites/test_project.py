@@ -21,12 +21,14 @@ import fedtailor as ft
 from fedtailor import tree
 from fedtailor.cli.app import app
 from fedtailor.engine.options import Options
-from fedtailor.errors import InvalidArgument, SiteRefused
+from fedtailor.errors import BadRun, InvalidArgument, SiteRefused, TooFewSites
 from fedtailor.local import Private
 from fedtailor.runs import models
+from fedtailor.runs.signature import make_keys
 from fedtailor.sites import keys
 from fedtailor.sites.house import House, newest_run
 from fedtailor.sites.local import InProcess
+from fedtailor.sites.memory import new_key
 from fedtailor.sites.processes import check_connection
 from fedtailor.sites.project import Network, Place, create
 from fedtailor.sites.server import Conductor
@@ -40,9 +42,9 @@ SCHEMA = {
 }
 
 
-def network(tmp_path, method=None, port=8443, **options) -> Network:
+def network(tmp_path, method=None, port=8443, secure=None, **options) -> Network:
     given = Options.of({"rounds": 3, "batch_size": 8, "evaluate_every": 0, **options})
-    return create(tmp_path / "net", SITES, SCHEMA, method or ft.FedCLUP(lam=0.2), "linear", given, ("127.0.0.1", port))
+    return create(tmp_path / "net", SITES, SCHEMA, method or ft.FedCLUP(lam=0.2), "linear", given, ("127.0.0.1", port), secure)
 
 
 def houses(tmp_path, made: Network) -> dict[str, House]:
@@ -162,6 +164,38 @@ def test_noise_comes_from_the_same_secret_as_long_as_the_site_is_there(tmp_path)
     again = House(house.place, house.data)
     assert house.ready.secret.hex() == again.ready.secret.hex()
     assert (house.place.folder / "state" / "noise.key").stat().st_mode & 0o077 == 0
+
+
+def test_with_a_key_the_secret_of_the_noise_is_encrypted_too(tmp_path):
+    made = network(tmp_path, ft.FedAvg(opt=Private(clip=1.0, noise=2.0)))
+    plain = houses(tmp_path, made)["Bern"]
+    key = tmp_path / "site.key"
+    key.write_bytes(new_key())
+    house = House(plain.place, plain.data, key)
+    secret = house.ready.secret.hex()
+    assert secret.encode() not in (house.place.folder / "state" / "noise.key").read_bytes()
+    assert House(plain.place, plain.data, key).ready.secret.hex() == secret
+    with pytest.raises(BadRun, match="is encrypted"):
+        _ = House(plain.place, plain.data).ready
+
+
+def test_houses_sum_in_secret_with_the_keys_of_their_folders(tmp_path):
+    made = network(tmp_path, ft.FedAvg(), secure={"threshold": 3}, rounds=2)
+    terms = replace(made.terms, pause=0.0)
+    rooms = houses(tmp_path, made)
+    transport = InProcess({name: house.site() for name, house in rooms.items()})
+    summary = Conductor(made.agreed, transport, made.folder / "runs" / "1", terms, digest=made.digest).play()
+    assert summary["events"] == []
+    assert summary["bytes_up"] > 0
+    stranger = tmp_path / "stranger.pem"
+    public = make_keys(stranger)
+    house = rooms["Bern"]
+    (house.place.folder / "peers" / "Aarhus.pem").write_bytes(public.read_bytes())  # Bern knows another Aarhus
+    transport = InProcess({name: room.site() for name, room in rooms.items()})
+    conductor = Conductor(made.agreed, transport, made.folder / "runs" / "2", terms, digest=made.digest)
+    with pytest.raises(TooFewSites):
+        conductor.play()
+    assert any("not signed by Aarhus" in event["what"] for event in conductor.ledger.events)
 
 
 def test_two_runs_at_a_site_share_no_noise_but_a_question_asked_again_has_the_same_answer(tmp_path):

@@ -43,7 +43,6 @@ METHODS = [
     (ft.FedCLUP(lam=0.3, steps=3), "linear", "size"),
     (ft.ScaffoldP(personal="head"), "mlp", "uniform"),
     (ft.GIANT(), "linear", "uniform"),
-    (ft.HypCluster(k=2), "linear", "uniform"),
     (ft.FedProto(), "mlp", "uniform"),
 ]
 
@@ -444,6 +443,7 @@ def test_an_upload_that_does_not_fit_is_refused_at_the_site(tmp_path):
 @pytest.mark.parametrize(
     ("method", "options", "terms", "words"),
     [
+        (ft.HypCluster(k=2), {}, {}, "HypCluster cannot run with secure sums"),
         (ft.PFedHN(), {}, {}, "PFedHN cannot run with secure sums"),
         (ft.FedFomo(), {}, {}, "FedFomo cannot run with secure sums"),
         (ft.FedAvg(), {}, {"threshold": 1}, "a sum of one is an upload"),

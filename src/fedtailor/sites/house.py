@@ -27,7 +27,7 @@ from fedtailor.runs.layout import SUMMARY
 from fedtailor.runs.personal import stacked
 from fedtailor.runs.signature import read_key
 from fedtailor.runs.store import Store
-from fedtailor.sites.memory import Memory
+from fedtailor.sites.memory import Memory, seal, unseal
 from fedtailor.sites.project import PEERS, SIGNER, Place
 from fedtailor.sites.secure import SUMS, Seat
 from fedtailor.sites.site import Site
@@ -56,6 +56,7 @@ class House:
 
     def site(self) -> Site:
         """Return what answers the server."""
+<<<<<<< HEAD
         key = None
         if self.key is not None:
             try:
@@ -73,6 +74,21 @@ class House:
         rows = judged_on_validation(self.rows)
         agreed = Trial.of(facts).agreed(self.place.agreed) if facts else self.place.agreed
         return Site(agreed.at_site(rows), memory, advises=True)
+=======
+        visits = None if self.ready.plan.uses is None else self._visits()
+        memory = Memory(self.place.folder / STATE, self._lock)
+        return Site(self.ready, memory, self.place.digest, self._end, self._seat(self._lock), visits)
+
+    @cached_property
+    def _lock(self) -> bytes | None:
+        """The key that the site's state is encrypted with."""
+        if self.key is None:
+            return None
+        try:
+            return files.read(self.key).strip()
+        except FileNotFoundError:
+            raise InvalidArgument(f"there is no key {self.key}; make one with fedtailor sites client --new-key") from None
+>>>>>>> 1be28d8 (Encrypt the secret of a site's noise with its state, and sum in secret with the keys of the folders)
 
     def _seat(self, key: bytes | None) -> Seat | None:
         """Return the site's place in secure sums, where these were agreed on."""
@@ -89,10 +105,10 @@ class House:
             return None
         path = self.place.folder / STATE / SECRET
         try:
-            return Secret.from_hex(files.read(path).decode("ascii"))
+            return Secret.from_hex(unseal(files.read(path), self._lock, path).decode("ascii"))
         except FileNotFoundError:
             secret = Secret.fresh()
-            files.write(path, secret.hex() + "\n", files.PRIVATE)
+            files.write(path, seal(secret.hex().encode() + b"\n", self._lock), files.PRIVATE)
             return secret
         except ValueError as error:
             raise BadRun(

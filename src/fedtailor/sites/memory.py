@@ -21,6 +21,7 @@ from fedtailor.runs import files
 NAME = re.compile(r"version-(\d{7,})\.state")
 WORD = re.compile(r"[\w.-]{1,80}")  # of a run's name, which becomes that of a folder
 DIGEST = 32
+TOKEN = b"gAAAAA"  # how everything begins that is encrypted
 BORN = 0  # the version of a client that has not been visited
 
 
@@ -47,7 +48,7 @@ class Memory:
         """Write a state, whole or not at all."""
         data = tree.pack(personal)
         data = hashlib.sha256(data).digest() + data
-        files.write(self._path(run, version), self._cipher().encrypt(data) if self.key else data, files.PRIVATE)
+        files.write(self._path(run, version), seal(data, self.key), files.PRIVATE)
 
     def recall(self, run: str, version: int) -> tuple[int, Any]:
         """Return (version, state) of this version, of the newest one before it where it is lost, or (``BORN``, None)."""
@@ -72,24 +73,32 @@ class Memory:
             data = files.read(path)
         except (FileNotFoundError, BadRun):
             return None
-        if self.key:
-            from cryptography.fernet import InvalidToken
-
-            try:
-                data = self._cipher().decrypt(data)
-            except InvalidToken:
-                raise BadRun(f"{path} was not written with this key, or was changed; give the key it was written with") from None
+        data = unseal(data, self.key, path)
         if hashlib.sha256(data[DIGEST:]).digest() != data[:DIGEST]:
-            if data[:6] == b"gAAAAA":  # how every token of the cipher begins
-                raise BadRun(f"{path} is encrypted; give the key it was written with")
             return None
         try:
             return tree.unpack(data[DIGEST:])
         except (SafetensorError, ValueError, KeyError):
             return None
 
-    def _cipher(self) -> Any:
-        return _fernet(self.key or b"")
+
+def seal(data: bytes, key: bytes | None) -> bytes:
+    """Return the data as they are written: encrypted where there is a key."""
+    return _fernet(key).encrypt(data) if key else data
+
+
+def unseal(data: bytes, key: bytes | None, path: Path) -> bytes:
+    """Return what was sealed in a file; what another key has locked, or no key unlocks, is refused."""
+    if not key:
+        if data.startswith(TOKEN):
+            raise BadRun(f"{path} is encrypted; give the key it was written with")
+        return data
+    from cryptography.fernet import InvalidToken
+
+    try:
+        return _fernet(key).decrypt(data)
+    except InvalidToken:
+        raise BadRun(f"{path} was not written with this key, or was changed; give the key it was written with") from None
 
 
 def new_key() -> bytes:

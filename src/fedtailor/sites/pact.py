@@ -179,7 +179,9 @@ def check_pact(ready: Prepared, likes: Sequence[Any]) -> None:
     """Refuse methods whose server needs more of the uploads than their mean."""
     plan: Plan = ready.plan
     shared, _ = plan.algorithm.init_server(plan.task)
-    weighs(plan.reducer(shared, plan.round(0, 1, np.arange(len(plan.federation)))), ready)
+    rounds, everyone = ready.options.rounds, np.arange(len(plan.federation))
+    for number in {0, rounds - 1}:  # a method may begin or end in a way of its own
+        weighs(plan.reducer(shared, plan.round(number, rounds, everyone)), ready)
     for like in likes:
         for path, leaf in tree.items(like):
             if not leaf.is_floating_point():
