@@ -56,28 +56,10 @@ class House:
 
     def site(self) -> Site:
         """Return what answers the server."""
-<<<<<<< HEAD
-        key = None
-        if self.key is not None:
-            try:
-                key = files.read(self.key).strip()
-            except FileNotFoundError:
-                raise InvalidArgument(f"there is no key {self.key}; make one with fedtailor sites client --new-key") from None
-        memory = Memory(self.place.folder / STATE, key)
-        visits = None if self.ready.plan.uses is None else self._visits()
-        usual = Site(self.ready, memory, self.place.digest, self._end, self._seat(key), visits)
-        return replace(usual, trials=partial(self._trial, memory)) if self.allows_advice else usual
-
-    def _trial(self, memory: Memory, facts: Mapping[str, Any]) -> Site:
-        """Return the site as it answers a question of an advice: ``facts`` names the method that is tried, if any."""
-        check(self.place.agreed)
-        rows = judged_on_validation(self.rows)
-        agreed = Trial.of(facts).agreed(self.place.agreed) if facts else self.place.agreed
-        return Site(agreed.at_site(rows), memory, advises=True)
-=======
-        visits = None if self.ready.plan.uses is None else self._visits()
         memory = Memory(self.place.folder / STATE, self._lock)
-        return Site(self.ready, memory, self.place.digest, self._end, self._seat(self._lock), visits)
+        visits = None if self.ready.plan.uses is None else self._visits()
+        usual = Site(self.ready, memory, self.place.digest, self._end, self._seat(self._lock), visits)
+        return replace(usual, trials=partial(self._trial, memory)) if self.allows_advice else usual
 
     @cached_property
     def _lock(self) -> bytes | None:
@@ -88,7 +70,13 @@ class House:
             return files.read(self.key).strip()
         except FileNotFoundError:
             raise InvalidArgument(f"there is no key {self.key}; make one with fedtailor sites client --new-key") from None
->>>>>>> 1be28d8 (Encrypt the secret of a site's noise with its state, and sum in secret with the keys of the folders)
+
+    def _trial(self, memory: Memory, facts: Mapping[str, Any]) -> Site:
+        """Return the site as it answers a question of an advice: ``facts`` names the method that is tried, if any."""
+        check(self.place.agreed)
+        rows = judged_on_validation(self.rows)
+        agreed = Trial.of(facts).agreed(self.place.agreed) if facts else self.place.agreed
+        return Site(agreed.at_site(rows), memory, advises=True)
 
     def _seat(self, key: bytes | None) -> Seat | None:
         """Return the site's place in secure sums, where these were agreed on."""
