@@ -47,33 +47,59 @@ def export(
     where: Where,
     client: Client = None,
     method: Method = None,
-    to: Annotated[Path, typer.Option(help="The .safetensors file to write; with --all, a directory.")] = Path(
-        "model.safetensors"
-    ),
+    to: Annotated[
+        Path | None, typer.Option(help="The file to write (default: model.safetensors or model.onnx); with --all, a directory.")
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="One file per client.")] = False,
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="As ONNX, which takes the raw columns (linear, mlp and cnn models).")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Write a client's model (without --client: the shared one) as safetensors, with torch's names.
+    """Write a client's model (without --client: the shared one) for other programs.
 
-    With --all, index.json in the directory says which file is whose.
+    It is a safetensors file with torch's names, whose metadata has features, fills, scales and classes; or with --onnx a graph
+    that takes raw columns and gives probabilities or numbers, checked against the run's own predictions where onnxruntime is
+    installed. With --all, index.json in the directory says which file is whose.
     """
     from fedtailor.cli.escape import file_names
     from fedtailor.runs import files
     from fedtailor.runs.contents import readable
-    from fedtailor.runs.weights import pack
 
     saved = open_models(where, method)
-    metadata = {k: str(saved.facts[k]) for k in ("algorithm", "model", "kind", "classes", "shape", "outputs")}
-    file_of = {name: f"{file}.safetensors" for name, file in file_names(saved.clients).items()} if every else {}
+    ending = "onnx" if onnx else "safetensors"
+    to = to or Path("models" if every else f"model.{ending}")
+    file_of = {name: f"{file}.{ending}" for name, file in file_names(saved.clients).items()} if every else {}
     path_of: dict[str | None, Path] = {name: to / file for name, file in file_of.items()} if every else {client: to}
+    apart: list[float | None] = []
     for name, path in path_of.items():
         with readable(where):
-            weights = saved.weights(name)
-        files.write(path, pack(weights, {**metadata, "client": str(name)}))
+            data, difference = _exported(saved, name, onnx)
+        apart.append(difference)
+        files.write(path, data)
     if every:
         files.write_json(to / "index.json", file_of)
     written = [str(path) for path in path_of.values()]
-    print_text(json.dumps({"written": written}, indent=2) if as_json else f"{len(written)} written: {to}")
+    known = [difference for difference in apart if difference is not None]
+    if onnx and not known:
+        say("not checked against the run's own predictions, because onnxruntime is not installed")
+    if as_json:
+        print_text(json.dumps({"written": written} | ({"difference": max(known, default=None)} if onnx else {}), indent=2))
+        return
+    checked = f" (within {max(known):.1g} of the run's own predictions)" if known else ""
+    print_text(f"{len(written)} written: {to}{checked}")
+
+
+def _exported(saved: Saved, client: str | None, onnx: bool) -> tuple[bytes, float | None]:
+    """The file of a client's model, and how far an ONNX file's answers are from our own, where that could be checked."""
+    if not onnx:
+        from fedtailor.runs.portable import safetensors_of
+
+        return safetensors_of(saved, client), None
+    from fedtailor.runs.onnx_graph import check, onnx_of
+
+    data = onnx_of(saved, client)
+    return data, check(data, saved, client)
 
 
 def open_models(where: Path, method: str | None) -> Saved:
