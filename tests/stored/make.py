@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import fedtailor as ft
 HERE = Path(__file__).parent
 OPTIONS: dict[str, Any] = {"rounds": 4, "batch_size": 6, "seed": 5, "dtype": "float64", "evaluate_every": 2, "workers": 1}
 EVERYONE = ("AL2SGD", "L2GD")
+AS_IT_WAS = {"HypCluster": {"spread": 0.1}}  # settings whose defaults were others when the summaries were written
 PASSING = ("seconds", "engine_reason", "workers", "notes")  # not of the mathematics
 
 
@@ -39,7 +41,7 @@ def cases() -> dict[str, tuple[Any, str, str, dict[str, Any]]]:
     out: dict[str, tuple[Any, str, str, dict[str, Any]]] = {}
     for method in METHODS:
         name = method.__name__
-        algorithm = method.example()
+        algorithm = replace(method.example(), **AS_IT_WAS.get(name, {}))
         for engine in ("loop", "vectorized"):
             options = {**OPTIONS, "engine": engine, "cohort": 1.0 if name in EVERYONE else 0.6}
             for model in ("linear", "mlp:6"):

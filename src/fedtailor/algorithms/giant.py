@@ -30,7 +30,7 @@ import torch
 from fedtailor import tree
 from fedtailor.algorithms.base import Algorithm, amount, param
 from fedtailor.errors import InvalidArgument
-from fedtailor.local import SGD, Private, Schedule, gradient, scan
+from fedtailor.local import SGD, Schedule, gradient, scan
 from fedtailor.local.curvature import conjugate_gradient, hvp
 from fedtailor.local.meter import metered
 
@@ -55,7 +55,7 @@ class GIANT(Algorithm):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.steps or self.epochs or self.radius or not (isinstance(self.opt, Private) or self.opt == SGD()):
+        if self.steps or self.epochs or self.radius or (self.opt.privacy is None and self.opt != SGD()):
             raise InvalidArgument(
                 "GIANT takes no local steps; leave out steps, epochs, opt and radius, and set cg_steps and ridge"
             )
