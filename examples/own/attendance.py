@@ -1,13 +1,14 @@
 """Who is there when, whose upload is lost, and who is slow: a function, or a table of a real trace.
 
-    fedtailor run fedavg digits --cohort attendance.py:nights --rounds 6
+fedtailor run fedavg digits --cohort attendance.py:nights --rounds 6
 """
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import fedtailor as ft
 from made import clients
+
+import fedtailor as ft
 
 
 def nights(number, names, draw):

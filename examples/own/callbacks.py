@@ -1,10 +1,11 @@
 """A callback with a state: it is told of every round, keeps the best one, and ends the run.
 
-    fedtailor run ditto digits --callbacks callbacks.py:Steady --rounds 30
+fedtailor run ditto digits --callbacks callbacks.py:Steady --rounds 30
 """
 
-import fedtailor as ft
 from made import clients
+
+import fedtailor as ft
 
 
 class Steady:

@@ -1,13 +1,14 @@
 """Data of one's own: a torch Dataset per client, a loader, a mapping of columns with a column that says whose row it is.
 
-    fedtailor run ditto datasets.py:columns --rounds 5
+fedtailor run ditto datasets.py:columns --rounds 5
 """
 
-import fedtailor as ft
 import numpy as np
 import torch
 from made import clients
 from torch.utils.data import DataLoader, Dataset
+
+import fedtailor as ft
 
 
 class Ward(Dataset):

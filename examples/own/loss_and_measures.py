@@ -1,11 +1,12 @@
 """A loss and measures of one's own, and weights of classes.
 
-    fedtailor run fedavg digits --loss loss_and_measures.py:smooth --metrics loss_and_measures.py:recall --rounds 5
+fedtailor run fedavg digits --loss loss_and_measures.py:smooth --metrics loss_and_measures.py:recall --rounds 5
 """
 
-import fedtailor as ft
 import torch.nn.functional as F
 from made import clients
+
+import fedtailor as ft
 
 
 def smooth(logits, y):

@@ -1,14 +1,15 @@
 """A method of one's own: six pure functions, checked by the laws.
 
-    fedtailor run method.py:Halfway digits --rounds 5
-    fedtailor check method.py:Halfway
+fedtailor run method.py:Halfway digits --rounds 5
+fedtailor check method.py:Halfway
 """
 
 from dataclasses import dataclass
 
+from made import clients
+
 import fedtailor as ft
 from fedtailor import tree
-from made import clients
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,12 @@
 """A network of one's own: looked over, made anew for every seed, and started from weights.
 
-    fedtailor run ditto digits --model network.py:deep --rounds 5
+fedtailor run ditto digits --model network.py:deep --rounds 5
 """
 
-import fedtailor as ft
 from made import clients
 from torch import nn
+
+import fedtailor as ft
 
 
 def deep(shape, outputs):
@@ -13,7 +14,9 @@ def deep(shape, outputs):
     size = 1
     for length in shape:
         size *= length
-    return nn.Sequential(nn.Flatten(), nn.Linear(size, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, outputs))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(size, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, outputs)
+    )
 
 
 class Centred(nn.Module):

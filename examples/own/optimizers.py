@@ -1,14 +1,15 @@
 """Optimisers of torch, an optimiser and a step size of one's own.
 
-    fedtailor run fedavg digits --opt torch.optim.RMSprop --lr optimizers.py:warm --rounds 5
-    fedtailor run fedavg digits --opt optimizers.py:Lion --rounds 5
+fedtailor run fedavg digits --opt torch.optim.RMSprop --lr optimizers.py:warm --rounds 5
+fedtailor run fedavg digits --opt optimizers.py:Lion --rounds 5
 """
 
 from dataclasses import dataclass
 
-import fedtailor as ft
 import torch
 from made import clients
+
+import fedtailor as ft
 
 
 def warm(round):
@@ -18,7 +19,7 @@ def warm(round):
 
 @dataclass(frozen=True)
 class Lion(ft.Optimizer):
-    """Sign of a running mean (Chen et al. 2023): ``init`` makes the memory, ``_move_`` takes a step in place, number by number."""
+    """Sign of a running mean (Chen et al. 2023): ``init`` makes the memory, ``_move_`` takes a step in place."""
 
     keep: float = 0.9
 

@@ -1,9 +1,10 @@
 """Rows of several parts: tokens and their mask by name, an image and a table in order."""
 
-import fedtailor as ft
 import numpy as np
 import torch
 from torch import nn
+
+import fedtailor as ft
 
 
 class Reader(nn.Module):

@@ -1,8 +1,9 @@
 """Rows that count more than others, as in a survey: a weight of 2 is the row twice."""
 
-import fedtailor as ft
 import numpy as np
 from made import clients
+
+import fedtailor as ft
 
 
 def main():
