@@ -136,3 +136,27 @@ def test_a_report_leaves_links_and_parts_beside_it_alone(original, tmp_path, pre
     assert call("report", place).exit_code == 0
     assert precious.read_text() == PRECIOUS
     assert "<html" in (place / "report.html").read_text()[:200]
+
+
+def test_a_log_is_not_written_through_a_link(tmp_path, precious):
+    (tmp_path / "log").symlink_to(precious)
+    with pytest.raises(CannotWrite, match="it is a link"):
+        files.open_anew(tmp_path / "log")
+    assert precious.read_text() == PRECIOUS
+
+
+@pytest.mark.parametrize("words", [("export", "--all", "--to", "all"), ("export", "--to", "all/cork.safetensors")])
+def test_a_folder_in_a_received_run_that_leads_elsewhere_is_not_written_to(words, original, tmp_path):
+    shutil.copytree(original, tmp_path / "run")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run" / "all").symlink_to(tmp_path / "elsewhere")
+    command, *options, to = words
+    done = CliRunner().invoke(app, [command, str(tmp_path / "run"), *options, str(tmp_path / "run" / to)])
+    assert done.exit_code == 2
+    assert "is a link, which leads elsewhere" in done.stderr
+    assert not list((tmp_path / "elsewhere").iterdir())
+    (tmp_path / "mine").symlink_to(tmp_path / "elsewhere")  # a link of one's own, outside, is one's own choice
+    assert (
+        CliRunner().invoke(app, ["export", str(tmp_path / "run"), "--to", str(tmp_path / "mine" / "m.safetensors")]).exit_code
+        == 0
+    )

@@ -360,3 +360,12 @@ def test_a_server_that_asks_for_more_than_was_agreed_is_refused(tmp_path):
     assert newest["epsilon_composed"] > newest["epsilon_max"]  # two runs
     (house.place.folder / "state" / only.facts["run"] / "questions.json").write_text("{}")
     assert "nobody knows what this site has released" in house.site().answer(more).facts["error"]
+
+
+@pytest.mark.parametrize("name", ["state", "runs"])
+def test_a_site_whose_folder_leads_elsewhere_does_not_start(name, tmp_path):
+    house = houses(tmp_path, network(tmp_path))["Bern"]
+    (tmp_path / "elsewhere").mkdir()
+    (house.place.folder / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(BadRun, match="is a link, which leads elsewhere"):
+        house.site()

@@ -73,7 +73,9 @@ def predict(
         sys.stdout.write(text)
     else:
         from fedtailor.runs import files
+        from fedtailor.runs.layout import refuse_links_between
 
+        refuse_links_between(where, to)
         files.write(to, text)
         say(f"{len(filled)} rows in {to}")
 

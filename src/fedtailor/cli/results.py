@@ -65,6 +65,7 @@ def export(
     from fedtailor.cli.escape import file_names
     from fedtailor.runs import files
     from fedtailor.runs.contents import readable
+    from fedtailor.runs.layout import refuse_links_between
 
     saved = open_models(where, method)
     ending = "onnx" if onnx else "safetensors"
@@ -72,6 +73,8 @@ def export(
     file_of = {name: f"{file}.{ending}" for name, file in file_names(saved.clients).items()} if every else {}
     path_of: dict[str | None, Path] = {name: to / file for name, file in file_of.items()} if every else {client: to}
     apart: list[float | None] = []
+    for path in {to, *path_of.values()}:
+        refuse_links_between(where, path)
     for name, path in path_of.items():
         with readable(where):
             data, difference = _exported(saved, name, onnx)

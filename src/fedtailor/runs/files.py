@@ -56,6 +56,12 @@ def open_to_append(path: Path) -> IO[bytes]:
         return open(path, "ab", opener=_without_links)
 
 
+def open_anew(path: Path) -> IO[bytes]:
+    """Open a file, made or emptied, to write to it."""
+    with explained(path):
+        return open(path, "wb", opener=_without_links)
+
+
 def read(path: Path) -> bytes:
     """Return the bytes of a regular file; a link, a pipe or a device is refused."""
     try:

@@ -35,7 +35,7 @@ from fedtailor.runs.layout import (
     lock,
     refuse_links,
 )
-from fedtailor.runs.record import per_client
+from fedtailor.runs.record import lines_per_client
 from fedtailor.version import __version__
 
 EVERY_CLIENT = 10_000  # with more clients than this, only the last evaluation is written client by client
@@ -176,10 +176,10 @@ class Journal:
         self, record: Mapping[str, Any], names: Sequence[str], clients: Mapping[str, NDArray[np.float64]] | None, last: bool
     ) -> None:
         """Write a line for the round, and one per client if it was evaluated. Time, which never repeats, has its own file."""
-        lines = [{k: v for k, v in record.items() if k != "seconds"}]
+        text = json.dumps({k: v for k, v in record.items() if k != "seconds"}) + "\n"
         if clients is not None and (last or len(names) <= EVERY_CLIENT):
-            lines += [{"round": record["round"], "client": name, **measures} for name, measures in per_client(names, clients)]
-        data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+            text += lines_per_client(record["round"], names, clients)
+        data = text.encode()
         with files.explained(self.folder / HISTORY):
             self._history.write(data)
             self._history.flush()

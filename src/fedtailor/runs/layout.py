@@ -55,6 +55,14 @@ def refuse_links(folder: Path) -> None:
             _refuse_unless(_is_file_or_folder if path.name == RUNS else stat.S_ISREG, entry)
 
 
+def refuse_links_between(folder: Path, path: Path) -> None:
+    """Refuse a path below ``folder`` that leads through a link: whoever made the folder would choose where it ends."""
+    inside, target = Path(os.path.abspath(folder)), Path(os.path.abspath(path))
+    for place in (target, *target.parents):
+        if place.is_relative_to(inside) and place != inside and place.is_symlink() and (place != target or place.is_dir()):
+            raise BadRun(f"{place} is a link, which leads elsewhere; remove it, or write to another place")
+
+
 def _is_file_or_folder(mode: int) -> bool:
     return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
 

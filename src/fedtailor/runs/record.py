@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,8 +38,21 @@ class Record:
 
 def per_client(names: Sequence[str], clients: Mapping[str, NDArray[np.float64]]) -> list[tuple[str, dict[str, float | None]]]:
     """(name, measures), None where a measure does not apply."""
-    columns = {k: [None if np.isnan(v) else float(v) for v in values] for k, values in clients.items()}
-    return [(name, {k: values[i] for k, values in columns.items()}) for i, name in enumerate(names)]
+    columns = [[None if v != v else v for v in np.asarray(values, np.float64).tolist()] for values in clients.values()]
+    return [(name, dict(zip(clients, row, strict=True))) for name, row in zip(names, zip(*columns, strict=True), strict=True)]
+
+
+def lines_per_client(number: int, names: Sequence[str], clients: Mapping[str, NDArray[np.float64]]) -> str:
+    """Return a line of json per client with its measures in a round, as ``json.dumps`` would write it: a column at a time, since
+    there may be very many clients."""
+    keys = "".join(f", {json.dumps(key).replace('%', '%%')}: %s" for key in clients)
+    template = f'{{"round": {number}, "client": %s{keys}}}\n'
+    columns = [map(_number, np.asarray(values, np.float64).tolist()) for values in clients.values()]
+    return "".join(template % row for row in zip(map(json.dumps, names), *columns, strict=True))
+
+
+def _number(value: float) -> str:
+    return repr(value) if math.isfinite(value) else "null" if value != value else json.dumps(value)
 
 
 def plain(record: Record) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from fedtailor.engine.summary import summarise
 from fedtailor.errors import BadRun, InvalidArgument
 from fedtailor.runs import config, files, models
 from fedtailor.runs.journal import Journal
-from fedtailor.runs.layout import SUMMARY
+from fedtailor.runs.layout import SUMMARY, refuse_links_between
 from fedtailor.runs.personal import stacked
 from fedtailor.runs.signature import read_key
 from fedtailor.runs.store import Store
@@ -56,6 +56,8 @@ class House:
 
     def site(self) -> Site:
         """Return what answers the server."""
+        for name in (STATE, RUNS):
+            refuse_links_between(self.place.folder, self.place.folder / name)
         memory = Memory(self.place.folder / STATE, self._lock)
         visits = None if self.ready.plan.uses is None else self._visits()
         usual = Site(self.ready, memory, self.place.digest, self._end, self._seat(self._lock), visits)

@@ -94,7 +94,7 @@ def _environment(home: Path, **more: str) -> dict[str, str]:
 
 def _start(command: Sequence[str], home: Path, log: Path, **more: str) -> Started:
     home.mkdir(parents=True, exist_ok=True)
-    with open(log, "wb") as out:
+    with files.open_anew(log) as out:
         started = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=_environment(home, **more), start_new_session=True
         )
