@@ -70,6 +70,17 @@ def test_a_secure_network_has_signatures_and_says_what_the_server_can_open(tmp_p
     assert Place(config.parent).digest != network.digest
 
 
+def test_init_takes_from_a_file_what_no_flag_says(tmp_path, table):
+    file = tmp_path / "mine.toml"
+    file.write_text('method = "ditto"\nmodel = "mlp:3"\nrounds = 7\n[set]\nlam = 0.25\n')
+    words = ("init", tmp_path / "net", "--sites", "A, B", "--like", table, "--label", "y", "--client", "h")
+    done = command(*words, "--config", file, "--rounds", 9)
+    assert done.exit_code == 0, done.stderr
+    agreed = Network(tmp_path / "net").agreed
+    assert (type(agreed.algorithm).__name__, agreed.algorithm.lam, agreed.model) == ("Ditto", 0.25, "mlp:3")
+    assert agreed.options.rounds == 9
+
+
 def test_runs_are_numbered_and_the_last_one_is_gone_on_with(tmp_path, table):
     made(tmp_path, table)
     network = Network(tmp_path / "net")

@@ -234,7 +234,7 @@ def references(task: Task, rows: Federation, lams: Sequence[float], weights: str
 
 # -- the path --------------------------------------------------------------------------------------------------------------
 @dataclass
-class Walked:
+class LamPath:
     """The curves of the path, its two ends, and the rounds that were played."""
 
     curves: list[LamCurve]
@@ -253,7 +253,7 @@ def most_rounds(rounds: int, lams: int) -> int:
 
 def walk_path(
     runner: Runner, methods: Sequence[FedCLUP], ends: Mapping[str, Algorithm], rounds: int, references: Mapping[float, Tensor]
-) -> Walked:
+) -> LamPath:
     """The curve of every method, in their order, and the ends of the path: ``ends`` names first the one beside the first method.
 
     The first method is played from scratch to its end. Each further one is played from scratch for a few rounds; if it has not
@@ -261,7 +261,7 @@ def walk_path(
     """
     pilot, count, names = _pilot(rounds), len(methods), list(ends)
     left = most_rounds(rounds, count)
-    walked = Walked([], {})
+    walked = LamPath([], {})
     state: State | None = None
     for position, method in enumerate(methods):
         lam, after = float(method.lam), count - 1 - position
@@ -349,9 +349,9 @@ def play_from_scratch(
     return LamCurve(lam, method, tuple(points), points[-1], rounds, rounds, False)
 
 
-def play_path(runner: Runner, methods: Mapping[float, Algorithm], ends: Mapping[str, Algorithm], rounds: int) -> Walked:
+def play_path(runner: Runner, methods: Mapping[float, Algorithm], ends: Mapping[str, Algorithm], rounds: int) -> LamPath:
     """The curve of every method, by its lam, and the ends of the path, all of them played from scratch: this needs to know
     nothing of the methods."""
     curves = [play_from_scratch(runner, method, rounds, f"lam={lam:.3g}", lam) for lam, method in methods.items()]
     limits = {name: play_from_scratch(runner, method, rounds, name).end for name, method in ends.items()}
-    return Walked(curves, limits, rounds * (len(methods) + len(ends)))
+    return LamPath(curves, limits, rounds * (len(methods) + len(ends)))

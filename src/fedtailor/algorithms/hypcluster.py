@@ -121,8 +121,8 @@ def groups(changes, rnd, k):
         near = torch.minimum(near, apart[first])
     picks = torch.stack(picked)
     share = torch.nn.functional.one_hot(apart[:, picks].argmin(1), k).T * weights
-    alone = torch.nn.functional.one_hot(picks, len(flat)).double()  # two picks are alike where there are fewer than k changes
-    share = torch.where(share.sum(1, keepdim=True) > 0, share, alone)
+    own = torch.nn.functional.one_hot(picks, len(flat)).double()  # two picks are alike where there are fewer than k changes
+    share = torch.where(share.sum(1, keepdim=True) > 0, share, own)
     return share / share.sum(1, keepdim=True)
 
 

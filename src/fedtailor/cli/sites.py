@@ -27,9 +27,9 @@ def init(
     like: Annotated[Path | None, typer.Option(help="In place of --schema: a table to take it from, to be looked over.")] = None,
     label: Annotated[str | None, typer.Option(help="With --like: the column to predict.")] = None,
     client: Annotated[str | None, typer.Option(help="With --like: the column that says whose row it is.")] = None,
-    method: Annotated[str, typer.Option(help="The method (see: fedtailor list algorithms).")] = "fedclup",
-    model: Annotated[str, typer.Option(help="A network by name (see: fedtailor list models).")] = "linear",
-    rounds: Annotated[int, typer.Option(help="Rounds of training.")] = 20,
+    method: Annotated[str | None, typer.Option(help="The method, by name or as mine.py:MyMethod (default: fedclup).")] = None,
+    model: Annotated[str | None, typer.Option(help="A network by name (see: fedtailor list models; default: linear).")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of training (default: 20).")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Settings of the method.")] = None,
     config: Annotated[Path | None, typer.Option(help="Further settings, in a TOML file with the names of run's flags.")] = None,
     address: Annotated[str, typer.Option(help="The server's host:port, as sites see it.")] = "127.0.0.1:8443",
@@ -54,7 +54,8 @@ def init(
     else:
         looks = written_like(like or Path(), label or "", client)
     flags = {"method": method, "model": model, "rounds": rounds, "set": assignments(set_ or [], "--set")}
-    settings = RunSettings.of(join(read(config) if config else {}, flags, {"data": "sites"}))
+    asked = {name: value for name, value in flags.items() if value is not None}  # what is not leaves it to the file
+    settings = RunSettings.of(join({"rounds": 20}, read(config) if config else {}, asked, {"data": "sites"}))
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise InvalidArgument(f"--address must be host:port, not {address!r}")
@@ -62,7 +63,9 @@ def init(
     if threshold is not None and not secure:
         raise InvalidArgument("--threshold says how many sites a secure sum needs; give --secure as well")
     terms = {"threshold": threshold} if secure else None
-    made = project.create(folder, everyone, looks, settings.algorithm(), model, settings.options(), (host, int(port)), terms)
+    made = project.create(
+        folder, everyone, looks, settings.algorithm(), settings.model, settings.options(), (host, int(port)), terms
+    )
     if as_json:
         typer.echo(json.dumps({"network": str(folder), "sites": everyone, "digest": made.digest}, indent=2))
         return

@@ -55,19 +55,19 @@ def beginning_of(algorithm: Algorithm, options: Options, federation: Federation)
     contents.require_finished()
     summary, identity = contents.json(SUMMARY) or {}, contents.json(IDENTITY) or {}
     rows = summary if summary.get("noise_secret") else {}
-    found = Beginning(
+    beginning = Beginning(
         options.start,
         identity.get("data") == fingerprint(federation),
         rows.get("epsilon_composed", rows.get("epsilon_max")),
         rows.get("epsilon_composed_mean", rows.get("epsilon")),
         summary.get("user_epsilon_composed", summary.get("user_epsilon")) if summary.get("user_noise_secret") else None,
     )
-    lacks_rows = opt is not None and not opt.force and found.worst is None
-    lacks_clients = options.user_clip is not None and found.user is None
-    if found.same_rows and (lacks_rows or lacks_clients):
-        what = "rows" if lacks_rows else "clients"
+    lacks_rows = opt is not None and not opt.force and beginning.worst is None
+    lacks_clients = options.user_clip is not None and beginning.user is None
+    if beginning.same_rows and (lacks_rows or lacks_clients):
+        unit = "rows" if lacks_rows else "clients"
         raise InvalidArgument(
-            f"the run in {options.start}, which is the start, was trained on the same {what} and did not protect them; "
+            f"the run in {options.start}, which is the start, was trained on the same {unit} and did not protect them; "
             "start from a private run, or from one on other data"
         )
-    return found
+    return beginning

@@ -27,7 +27,7 @@ Grads = list[Tensor]
 
 
 @dataclass(frozen=True)
-class Finding:
+class ModuleProblem:
     """A promise that a module does not keep.
 
     ``refused``: no engine is right; ``loop_only``: the loop engine is; neither: it is good to know.
@@ -39,10 +39,10 @@ class Finding:
     loop_only: bool = False
 
 
-def findings(task: Task, x: Tensor, y: Tensor) -> list[Finding]:
+def findings(task: Task, x: Tensor, y: Tensor) -> list[ModuleProblem]:
     """Return what a task breaks of the package's promises, tried on a few of these rows; one that is refused ends the search."""
     tried = _Trial(task, {"x": x[:ROWS], "y": y[:ROWS], "key": torch.tensor(7)})
-    problems: list[Finding] = []
+    problems: list[ModuleProblem] = []
     for look in (_losses, _buffers, _outside, _memory, _draws, _evaluation, _padding, _stacking, _tied):
         if (one := look(tried)) is not None:
             problems.append(one)
@@ -51,7 +51,7 @@ def findings(task: Task, x: Tensor, y: Tensor) -> list[Finding]:
     return problems
 
 
-def refuse(problems: list[Finding]) -> str | None:
+def refuse(problems: list[ModuleProblem]) -> str | None:
     """Raise for what no engine gets right; return why only the loop engine will do, or None."""
     for one in problems:
         if one.refused:
@@ -123,22 +123,22 @@ def _line(error: BaseException) -> str:
 
 
 # -- what is looked at ---------------------------------------------------------------------------------------------------
-def _losses(trial: _Trial) -> Finding | None:
+def _losses(trial: _Trial) -> ModuleProblem | None:
     task, (x, y) = trial.task, (trial.batch["x"], trial.batch["y"])
     with torch.no_grad():
         losses = task.example_loss(task.apply(trial.model, x), y)
     if isinstance(losses, Tensor) and tuple(losses.shape) == (len(y),):
         return None
     shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-    return Finding(
+    return ModuleProblem(
         "losses", f"the loss gives {shape} for {len(y)} rows; let it return one number per row (no mean)", refused=True
     )
 
 
-def _buffers(trial: _Trial) -> Finding | None:
+def _buffers(trial: _Trial) -> ModuleProblem | None:
     if not trial.counting:
         return None
-    return Finding(
+    return ModuleProblem(
         "buffers",
         f"the buffer {trial.counting[0]} counts in whole numbers while the module trains, and can neither be kept per client nor "
         "averaged; make it a floating-point buffer, or leave it out",
@@ -146,24 +146,26 @@ def _buffers(trial: _Trial) -> Finding | None:
     )
 
 
-def _outside(trial: _Trial) -> Finding | None:
+def _outside(trial: _Trial) -> ModuleProblem | None:
     others = [name for name in trial.moved if name != "torch"]
     if not others:
         return None
     where = f"{others[0]}'s global generator"
-    return Finding("randomness", f"the module draws from {where}, which no seed of a run reaches; draw with torch", refused=True)
+    return ModuleProblem(
+        "randomness", f"the module draws from {where}, which no seed of a run reaches; draw with torch", refused=True
+    )
 
 
-def _memory(trial: _Trial) -> Finding | None:
+def _memory(trial: _Trial) -> ModuleProblem | None:
     if _same(trial.again, trial.first):
         return None
     words = (
         "the module gives another gradient the second time on the same batch: it remembers something outside its parameters and "
     )
-    return Finding("memory", words + "buffers; register it as a floating-point buffer", refused=True)
+    return ModuleProblem("memory", words + "buffers; register it as a floating-point buffer", refused=True)
 
 
-def _draws(trial: _Trial) -> Finding | None:
+def _draws(trial: _Trial) -> ModuleProblem | None:
     """A row's place leaves torch's generator to itself, so that draws show."""
     before = torch.get_rng_state()
     trial.gradient({**trial.batch, "row": torch.tensor(0)})
@@ -172,30 +174,30 @@ def _draws(trial: _Trial) -> Finding | None:
     if not trial.drawn:
         return None
     words = "the module draws from torch's generator (F.dropout, torch.rand, ...), which clients that train at once would share"
-    return Finding("randomness", words, loop_only=True)
+    return ModuleProblem("randomness", words, loop_only=True)
 
 
 @torch.no_grad()
-def _evaluation(trial: _Trial) -> Finding | None:
+def _evaluation(trial: _Trial) -> ModuleProblem | None:
     task, x, before = trial.task, trial.batch["x"], torch.get_rng_state()
     outputs = task.apply(trial.model, x)
     drawn = not torch.equal(torch.get_rng_state(), before)
     torch.set_rng_state(before)
     if drawn:
-        return Finding("randomness", "the module draws random numbers also when it predicts", loop_only=True)
+        return ModuleProblem("randomness", "the module draws random numbers also when it predicts", loop_only=True)
     if _same([task.apply(trial.model, trial.padded()["x"])[: len(x)]], [outputs]):
         return None
-    return Finding("rows apart", "what the module predicts for a row depends on the rows beside it", loop_only=True)
+    return ModuleProblem("rows apart", "what the module predicts for a row depends on the rows beside it", loop_only=True)
 
 
-def _padding(trial: _Trial) -> Finding | None:
+def _padding(trial: _Trial) -> ModuleProblem | None:
     if trial.drawn or _same(trial.gradient(trial.padded()), trial.first):
         return None
     words = "the module mixes the rows of a batch (statistics of its own over rows), and padded rows would change its numbers"
-    return Finding("rows apart", words, loop_only=True)
+    return ModuleProblem("rows apart", words, loop_only=True)
 
 
-def _stacking(trial: _Trial) -> Finding | None:
+def _stacking(trial: _Trial) -> ModuleProblem | None:
     """Two clients at once, the second with padding."""
     if trial.drawn:
         return None
@@ -204,16 +206,16 @@ def _stacking(trial: _Trial) -> Finding | None:
     try:
         stacked = plain(source)(tree.leaves(source.like), tree.map(two, trial.padded()))
     except Exception as error:  # vmap refuses models in many ways, each with its own exception
-        return Finding("engines agree", f"the module cannot be vectorized ({_line(error)})", loop_only=True)
+        return ModuleProblem("engines agree", f"the module cannot be vectorized ({_line(error)})", loop_only=True)
     second = [torch.zeros_like(p) if g is None else g[1] for g, p in zip(stacked, trial.first, strict=True)]
     if _same(second, trial.first):
         return None
-    return Finding("engines agree", "the module gives other gradients where clients are stacked", loop_only=True)
+    return ModuleProblem("engines agree", "the module gives other gradients where clients are stacked", loop_only=True)
 
 
-def _tied(trial: _Trial) -> Finding | None:
+def _tied(trial: _Trial) -> ModuleProblem | None:
     shared = {} if trial.task.trainer is None else tied(trial.task.trainer)
     if not shared:
         return None
     one, other = next(iter(shared.items()))
-    return Finding("tied weights", f"{one} is {other}: one parameter, which moves with the groups of both layers")
+    return ModuleProblem("tied weights", f"{one} is {other}: one parameter, which moves with the groups of both layers")

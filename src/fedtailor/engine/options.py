@@ -239,7 +239,7 @@ class Options(Cohort, Members, Training):
         }
 
 
-class Work(Checked):
+class StepSettings(Checked):
     """Local work and step size of methods that are chosen by us."""
 
     steps: int | None = Field(
@@ -249,7 +249,7 @@ class Work(Checked):
     lr: float | None = Field(None, gt=0, allow_inf_nan=False, description="Step size (default: found from the data, or 0.1).")
 
 
-class AdviceOptions(Work, Training):
+class AdviceOptions(StepSettings, Training):
     """The settings of advice."""
 
     rounds: int = Field(50, ge=1, le=LARGEST, description="Rounds that the advised method would be trained for.")
@@ -258,7 +258,7 @@ class AdviceOptions(Work, Training):
     )
 
 
-class SweepOptions(Cohort, Work, Training):
+class SweepOptions(Cohort, StepSettings, Training):
     """The settings of a sweep over lam."""
 
     rounds: int = Field(50, ge=1, le=LARGEST, description="Rounds that a run with one lam would take.")

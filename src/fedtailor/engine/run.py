@@ -28,7 +28,7 @@ from fedtailor.metrics.cost import Traffic
 from fedtailor.runs import config, models, noise_key
 from fedtailor.runs.history import Run
 from fedtailor.runs.journal import Journal
-from fedtailor.runs.patience import Patience, patience
+from fedtailor.runs.patience import StopRequest, patience
 from fedtailor.runs.record import columns_of
 from fedtailor.task import Task
 
@@ -121,7 +121,7 @@ class Diary:
 
     journal: Journal | None
     facts: dict[str, Any]
-    stop: Patience
+    stop: StopRequest
     callback: Callback | None
     began: float  # on the clock of ``time.perf_counter``
 

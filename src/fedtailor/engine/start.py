@@ -27,9 +27,9 @@ def in_words(state: Mapping[Any, Any]) -> str:
     """Return the word that stands for a state dict, under which ``started`` finds it in this process."""
     if not state or not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in state.items()):
         raise ValueError("must be a run directory, a file of weights, or a state dict (names and tensors)")
-    kept = {name: value.detach().cpu().clone() for name, value in state.items()}
-    word = f"{STATE}{hashlib.sha256(tree.pack(kept)).hexdigest()[:16]}"
-    _states[word] = kept
+    copies = {name: value.detach().cpu().clone() for name, value in state.items()}
+    word = f"{STATE}{hashlib.sha256(tree.pack(copies)).hexdigest()[:16]}"
+    _states[word] = copies
     return word
 
 

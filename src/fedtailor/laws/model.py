@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtailor.engine.modules import Finding, findings
+from fedtailor.engine.modules import ModuleProblem, findings
 from fedtailor.errors import InvalidArgument
 from fedtailor.task import Task
 from fedtailor.task.kinds import KINDS
@@ -17,7 +17,7 @@ from fedtailor.task.packing import Packing, is_packable
 ROWS = 4
 
 
-def check_model(module: nn.Module | Task, x: Any = None, y: Any = None, loss: str = "cross_entropy") -> list[Finding]:
+def check_model(module: nn.Module | Task, x: Any = None, y: Any = None, loss: str = "cross_entropy") -> list[ModuleProblem]:
     """Return what a module breaks of the promises of a run: randomness, memory, buffers, rows apart, tied weights, engines agree.
 
     An empty list is a module that trains alike on every engine. A finding says in ``words`` what is wrong, and whether it is

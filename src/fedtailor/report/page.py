@@ -192,8 +192,8 @@ def _methods(evidence: Evidence) -> str:
     for label, reason in evidence.failed.items():
         rows.append(f'<tr><td>{escape(label)}</td><td colspan="{len(titles) - 1}">failed: {escape(reason)}</td></tr>')
     listing = {label: records[0].settings for label, records in evidence.yardsticks.items()}
-    told = f"<p>Yardsticks: {'; '.join(f'{escape(k)}: {escape(v)}' for k, v in listing.items())}.</p>" if listing else ""
-    return table(titles, rows, "wide") + told
+    yardsticks = f"<p>Yardsticks: {'; '.join(f'{escape(k)}: {escape(v)}' for k, v in listing.items())}.</p>" if listing else ""
+    return table(titles, rows, "wide") + yardsticks
 
 
 def terminal_rows(evidence: Evidence) -> list[dict[str, str]]:

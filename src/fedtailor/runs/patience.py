@@ -19,7 +19,7 @@ class Terminated(SystemExit):
         super().__init__(128 + signal.SIGTERM)
 
 
-class Patience:
+class StopRequest:
     """``asked`` is the signal that came, or None."""
 
     asked: int | None = None
@@ -31,9 +31,9 @@ class Patience:
 
 
 @contextmanager
-def patience(wanted: bool) -> Iterator[Patience]:
+def patience(wanted: bool) -> Iterator[StopRequest]:
     """Hold the signals back while ``wanted``, at most to the end of this context; the second one is not held."""
-    patient = Patience()
+    patient = StopRequest()
     if not wanted or threading.current_thread() is not threading.main_thread():
         yield patient
         return
