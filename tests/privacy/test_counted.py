@@ -204,3 +204,10 @@ def test_a_key_that_others_may_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "run" / NAME).chmod(0o644)
     with pytest.warns(UserWarning, match="others may read .*noise.key"):
         assert torch.equal(again().shared["model"]["weight"], first.shared["model"]["weight"])
+
+
+@pytest.mark.parametrize("options", [{"opt": private()}, CROWD], ids=["rows", "clients"])
+def test_the_secret_is_not_sent_to_processes_of_another_engine(options: dict[str, Any]) -> None:
+    own, crowd = ({"opt": options["opt"]}, {}) if "opt" in options else ({}, options)
+    with pytest.raises(InvalidArgument, match="the secret behind the noise never travels"):
+        ft.run(ft.FedAvg(**own), federation([20, 20]), **crowd, **{**OPEN, "engine": "flower"})

@@ -30,6 +30,7 @@ from fedtailor.errors import InvalidArgument
 from fedtailor.privacy.accountant import Spend, delta_of, epsilons, noise_for
 from fedtailor.task import Task
 
+HERE = ("auto", "loop", "vectorized")  # engines of one process and its forks
 TRIED, FAR = 3, 1000  # rounds in which a client is watched, of the first so many
 
 
@@ -85,9 +86,15 @@ def check(algorithm: Algorithm, task: Task, federation: Federation) -> None:
 
 
 def check_options(algorithm: Algorithm, options: Options) -> None:
-    """Refuse settings that are read off the clients' rows, which no clipping bounds, where rows or clients are private."""
+    """Refuse, where rows or clients are private, settings that are read off the rows, which no clipping bounds, and engines whose
+    processes would have to be sent the secret."""
     if algorithm.opt.privacy is None and options.user_clip is None:
         return
+    if options.engine not in HERE:
+        raise InvalidArgument(
+            f"engine={options.engine!r} sends a client's work to other processes, and the secret behind the noise never travels; "
+            "use engine='loop' or 'vectorized', or real sites (fedtailor sites), each of which has a secret of its own"
+        )
     if options.class_weights == "balanced":
         raise InvalidArgument(
             "balanced class weights count the labels of all rows, which is not private; give numbers that are known without the "
