@@ -71,7 +71,7 @@ def test_numbers_are_of_each_row_step_and_round():
 
 
 def test_draws_are_uniform_and_normal():
-    draw = Draw(np.arange(4000, dtype=np.uint64), torch.float64)
+    draw = Draw(np.arange(4000, dtype=np.uint64), torch.zeros(1, dtype=torch.float64))
     u, n, k = draw.uniform(5).numpy(), draw.normal(5).numpy(), draw.integers(2, 5, 5).numpy()
     assert u.min() >= 0
     assert u.max() < 1

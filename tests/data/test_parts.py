@@ -10,7 +10,7 @@ from torch import nn
 
 import fedtailor as ft
 from fedtailor import tree
-from fedtailor.errors import InvalidArgument, InvalidData, ModelMismatch
+from fedtailor.errors import BadRun, InvalidArgument, InvalidData, ModelMismatch
 from fedtailor.runs import models
 from fedtailor.task.packing import Packing
 from tests.make import seeded
@@ -139,3 +139,25 @@ def test_what_cannot_be_packed_is_refused_by_name():
     assert ft.run(ft.FedAvg(), BOTH, "mlp:4", rounds=1).summary["rounds"] == 1
     with pytest.raises(ModelMismatch, match="does not take inputs"):
         ft.run(ft.FedAvg(), TEXT, nn.Linear(10, 2), rounds=1)
+
+
+def test_a_newcomer_brings_parts_too(tmp_path):
+    ft.run(ft.Ditto(), TEXT, reader, out=tmp_path / "run", **SETTINGS)
+    x, y = texts((12,), 7)[0]
+    came = ft.onboard(models.read(tmp_path / "run"), x, y, "new")
+    assert came.record["rows"] == 12
+
+
+def test_code_inside_a_run_directory_is_not_fetched(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ft.run(ft.Ditto(), TEXT, reader, out=tmp_path / "run", **SETTINGS)
+    (tmp_path / "run/evil.py").write_text("raise SystemExit\ndef loss(out, y): ...\n")
+    (tmp_path / "run/manifest.json").unlink()
+    config = tmp_path / "run/config.toml"
+    config.write_text('loss = "run/evil.py:loss"\n' + config.read_text())
+    with pytest.raises(BadRun):
+        models.read(tmp_path / "run")
+    from fedtailor.algorithms import origin
+
+    with pytest.raises(BadRun, match="never executed"):
+        origin.refuse_inside({"loss": "run/evil.py:loss"}, tmp_path / "run")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import fedtailor as ft
-from fedtailor.errors import InvalidArgument
+from fedtailor.errors import InvalidArgument, ModelMismatch
 from fedtailor.task import Task
 from tests.engine.test_modules import MIXING, RANDOM, Counting, Following, Recurrent, Small, Tied, normed
 from tests.make import normal, seeded
@@ -52,3 +52,16 @@ def test_a_module_with_different_shapes_in_training_is_said_to_fail():
     module = Small(lambda h, training: h[:, :2] if training else h)
     with pytest.raises(InvalidArgument, match="fails in a training step"):
         ft.check_model(module)
+
+
+def test_lazy_layers_and_compiled_modules_are_named():
+    (lazy,) = ft.check_model(nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2)), normal(4, 3))
+    assert (lazy.promise, lazy.refused) == ("form", True)
+    assert "layer 0 is lazy" in lazy.words
+    (compiled,) = ft.check_model(torch.compile(seeded(normed), backend="eager"))
+    assert (compiled.promise, compiled.refused, compiled.loop_only) == ("compiled", False, False)
+
+
+def test_rows_that_do_not_fit_are_refused_in_words():
+    with pytest.raises(ModelMismatch, match=r"does not take rows of shape \(5,\)"):
+        ft.check_model(seeded(Small), normal(4, 5))

@@ -201,6 +201,14 @@ def pieces_of(settings: Any) -> Iterator[str]:
         yield settings.rpartition("=")[2]
 
 
+def refuse_inside(settings: Any, folder: Path) -> None:
+    """Refuse settings, read from a run directory, that name a function in a file inside it; nothing is executed."""
+    for piece in pieces_of(settings):
+        path = _file_of(_parts(piece)[0])
+        if path is not None and path.is_relative_to(folder.resolve()):
+            raise BadRun(f"{piece} lies inside the run directory; code that comes with a run is never executed")
+
+
 def _of_code(function: Callable[..., Any]) -> tuple[str, bool]:
     """(a hash of what a function without a file does, whether it is all of it): its byte code and the values that it holds."""
     code = getattr(function, "__code__", None)

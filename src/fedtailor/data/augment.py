@@ -28,8 +28,8 @@ TRIED = 4  # rows
 class Draw:
     """Random numbers of each row: every call gives new ones, [rows, *shape]."""
 
-    def __init__(self, keys: NDArray[np.uint64], dtype: torch.dtype) -> None:
-        self._keys, self._dtype, self._calls = keys, dtype, 0
+    def __init__(self, keys: NDArray[np.uint64], like: Tensor) -> None:
+        self._keys, self._like, self._calls = keys, like, 0
 
     def _units(self, shape: tuple[int, ...]) -> NDArray[np.float64]:
         """Numbers in [0, 1) with 24 bits, which single precision holds."""
@@ -40,20 +40,20 @@ class Draw:
 
     def uniform(self, *shape: int) -> Tensor:
         """Return numbers in [0, 1)."""
-        return torch.from_numpy(self._units(shape)).to(self._dtype)
+        return torch.from_numpy(self._units(shape)).to(self._like)
 
     def normal(self, *shape: int) -> Tensor:
         """Return standard normal numbers."""
         radius = np.sqrt(-2 * np.log1p(-self._units(shape)))
-        return torch.from_numpy(radius * np.cos(2 * np.pi * self._units(shape))).to(self._dtype)
+        return torch.from_numpy(radius * np.cos(2 * np.pi * self._units(shape))).to(self._like)
 
     def integers(self, low: int, high: int, *shape: int) -> Tensor:
         """Return whole numbers from ``low`` up to and without ``high``."""
-        return torch.from_numpy(np.floor(self._units(shape) * (high - low)).astype(np.int64) + low)
+        return torch.from_numpy(np.floor(self._units(shape) * (high - low)).astype(np.int64) + low).to(self._like.device)
 
     def chance(self, share: float, like: Tensor | None = None) -> Tensor:
         """Return for every row whether it is among a ``share`` of them; shaped to be used in ``torch.where`` on ``like``."""
-        chosen = torch.from_numpy(self._units(()) < share)
+        chosen = torch.from_numpy(self._units(()) < share).to(self._like.device)
         return chosen if like is None else chosen.view(-1, *[1] * (like.dim() - 1))
 
 
@@ -67,10 +67,10 @@ class Augment:
 
     def __call__(self, x: Tensor, step: NDArray[np.int64], row: NDArray[np.int64]) -> Tensor:
         """Return the rows ``x``, changed; ``step`` is the word of each row's step, ``row`` the row's number within its client."""
-        draw = Draw(rng.mix(step, PURPOSE, row), x.dtype)
+        draw = Draw(rng.mix(step, PURPOSE, row), x)
         with torch.no_grad():
             new = self.function(x if self.packing is None else self.packing.unpack(x), draw)
-            new = new if self.packing is None else self.packing.pack(new, f"what {self.name} returns").to(x.dtype)
+            new = new if self.packing is None else self.packing.pack(new, f"what {self.name} returns").to(x)
         if not isinstance(new, Tensor) or new.shape != x.shape or new.dtype != x.dtype:
             have = f"{tuple(new.shape)} of {new.dtype}" if isinstance(new, Tensor) else type(new).__name__
             raise InvalidArgument(

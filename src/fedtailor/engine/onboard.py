@@ -24,7 +24,7 @@ from fedtailor.data.tokens import as_tokens
 from fedtailor.engine.base import Plan, Sent, one_thread
 from fedtailor.engine.loop import LoopEngine
 from fedtailor.engine.options import Options
-from fedtailor.engine.pieces import with_pieces
+from fedtailor.engine.pieces import augmented_by, with_pieces
 from fedtailor.engine.setup import make_plan
 from fedtailor.errors import InvalidArgument, InvalidData, ModelMismatch
 from fedtailor.metrics.paired import interval
@@ -180,13 +180,15 @@ def _plan(
         labels=facts["labels"],
         tokens=saved.tokens,
         vocabulary=saved.vocabulary,
+        packing=saved.packing,
         precision=getattr(torch, facts["dtype"]),
     )
     task = replace(saved.task, inputs=federation.train.x[:0].clone(), seed=options.seed, clients=len(facts["clients"]))
     if saved.vocabulary is not None and saved.vocabulary.unknown is not None:
         task = replace(task, unscored=saved.vocabulary.unknown)
     task = with_pieces(task, federation.take([0]), options)
-    return make_plan(saved.algorithm, task, federation, options.batch_size, options.seed, "uniform")
+    augment = augmented_by(options.augment, federation)
+    return make_plan(saved.algorithm, task, federation, options.batch_size, options.seed, "uniform", augment=augment)
 
 
 def _sent(saved: Saved) -> Sent:

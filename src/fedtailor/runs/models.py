@@ -194,6 +194,7 @@ def _read(contents: Contents) -> Saved:
         raise BadRun(f"{folder / MODELS / 'models.json'} is missing; restore it from a copy, or train anew")
     if facts["model"] is None:
         raise BadRun(f"the run in {folder} trained a module of your own; load it in Python, with ft.run(..., resume=True)")
+    origin.refuse_inside(contents.config, folder)
     trees = {name: _tree(contents, f"{MODELS}/{name}", sha256) for name, sha256 in facts["sha256"].items()}
     written = sum(leaf.numel() for leaf in tree.leaves(trees))
     words = {"tokens": facts.get("tokens", 0), "per_position": facts.get("per_position", False)}
