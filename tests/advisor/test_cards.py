@@ -166,6 +166,9 @@ def test_what_methods_need(deck):
     # and numbers of rows per class, means of features, losses of others' models, Newton directions
     bare |= {"FedROD", "FedProto", "FedPAC", "FedFomo", "GIANT"}
     assert {name for name, c in deck.items() if not c.private} == bare
+    apart = {name: c.not_at_sites for name, c in deck.items() if c.not_at_sites is not None}
+    assert set(apart) == {"AL2SGD", "L2GD"}
+    assert all("it needs all clients in every round" in why for why in apart.values())
     assert not card(ft.FedAvg(), network()).private  # batch norm
     assert all(c.works_for_new_client for c in deck.values())
 

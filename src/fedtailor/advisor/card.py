@@ -17,17 +17,18 @@ from fedtailor.data.federation import Federation
 from fedtailor.engine.base import NO_ROUND, Plan, Sent, born, one_thread
 from fedtailor.engine.loop import LoopEngine
 from fedtailor.engine.options import Options
-from fedtailor.engine.prepare import prepare
+from fedtailor.engine.prepare import Prepared, prepare
 from fedtailor.engine.rounds import play
 from fedtailor.engine.run import run
 from fedtailor.engine.vectorized import VectorizedEngine
-from fedtailor.errors import Diverged, InvalidArgument
+from fedtailor.errors import Diverged, InvalidArgument, InvalidData
 from fedtailor.laws.ground import BATCH, ROUNDS, SEED, Case, federation, network
 from fedtailor.local.meter import Meter, metered
 from fedtailor.local.private import Private
 from fedtailor.metrics.cost import probe, train_once, wire_bytes
 from fedtailor.runs.store import Store
 from fedtailor.server.reduce import Mean
+from fedtailor.sites.agreed import Agreed, Rows
 from fedtailor.task import Task
 
 OPTIONS = Options(batch_size=BATCH, seed=SEED)
@@ -60,6 +61,7 @@ class Card:
     (neighbours, choice of a cluster).
     ``mean_only`` means that the server sees nothing but the mean of the uploads, so that secure aggregation is possible.
     ``private``: it runs with ``opt=ft.Private()``, on this model; the laws' network has group norm for this.
+    ``not_at_sites`` says why it cannot run across real sites; None where it can.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Card:
     roll_call: bool
     loop_only: bool
     private: bool
+    not_at_sites: str | None
 
     def row(self) -> dict[str, Any]:
         """The card as plain values, ready for JSON."""
@@ -101,6 +104,7 @@ class Card:
             "newcomers": _yes(self.works_for_new_client),
             "mean only": _yes(self.mean_only),
             "private": _yes(self.private),
+            "at sites": _yes(self.not_at_sites is None),
             "needs": ", ".join(self.needs()) or "nothing",
         }
 
@@ -178,6 +182,7 @@ def _facts(case: Case, without_batch_norm: Any) -> Card:
         roll_call=bool(plan.algorithm.roll_call),
         loop_only=not _works(lambda: _vectorized(case)),
         private=not _refuses(lambda: _privately(plan, without_batch_norm)),
+        not_at_sites=_across_sites(case.ready),
     )
 
 
@@ -261,6 +266,20 @@ def _vectorized(case: Case) -> None:
 def _privately(plan: Plan, model: Any) -> None:
     """Run a round, and measure it, with clipped and noisy gradients."""
     run(replace(plan.algorithm, opt=Private()), plan.federation, model, OPTIONS, rounds=1, engine="loop", workers=1)
+
+
+def _across_sites(ready: Prepared) -> str | None:
+    """Return why the method is refused across sites, by preparing it as a server and as a site would, each without the rest."""
+    rows = replace(ready.federation, facts={})
+    try:
+        agreed = Agreed(ready.asked, ready.model, OPTIONS, rows.names, Rows.of(rows))
+        server = agreed.at_server()
+        for exchange in range(server.algorithm.exchanges):
+            agreed.upload_like(server, exchange)
+        agreed.at_site(rows.take([0]))
+    except (InvalidArgument, InvalidData) as error:
+        return str(error)
+    return None
 
 
 def _models(parcel: Parcel) -> str:

@@ -52,6 +52,8 @@ Found by running the method on the laws' network ({parameters} parameters, {byte
 - **newcomers**: a client that never took part predicts without a local step.
 - **mean only**: the server sees nothing but the mean of the uploads, as secure aggregation requires.
 - **private**: runs with `opt=ft.Private()`, clipped and noisy gradients (tried with group norm in the place of batch norm).
+- **at sites**: can run across real sites (prepared as a server and as a site would, each without the rest); where not,
+  `fedtailor list algorithms --json` says why.
 
 """
 

@@ -33,6 +33,7 @@ def init(
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Settings of the method.")] = None,
     config: Annotated[Path | None, typer.Option(help="Further settings, in a TOML file with the names of run's flags.")] = None,
     address: Annotated[str, typer.Option(help="The server's host:port, as sites see it.")] = "127.0.0.1:8443",
+    public: Annotated[Path | None, typer.Option(help="Rows that everybody may see (.csv), for methods that distil.")] = None,
     secure: Annotated[bool, typer.Option("--secure", help="Let the server see sums of uploads only, never one.")] = False,
     threshold: Annotated[int | None, typer.Option(help="With --secure: the fewest sites in a sum (default: two thirds).")] = None,
     as_json: Json = False,
@@ -64,7 +65,7 @@ def init(
         raise InvalidArgument("--threshold says how many sites a secure sum needs; give --secure as well")
     terms = {"threshold": threshold} if secure else None
     made = project.create(
-        folder, everyone, looks, settings.algorithm(), settings.model, settings.options(), (host, int(port)), terms
+        folder, everyone, looks, settings.algorithm(), settings.model, settings.options(), (host, int(port)), terms, public
     )
     if as_json:
         typer.echo(json.dumps({"network": str(folder), "sites": everyone, "digest": made.digest}, indent=2))

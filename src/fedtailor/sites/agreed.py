@@ -95,7 +95,7 @@ class Agreed:
     """
 
     algorithm: Algorithm
-    model: str
+    model: Any  # a name; within one process a module will do
     options: Options
     clients: tuple[str, ...]
     rows: Rows

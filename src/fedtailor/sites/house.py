@@ -48,7 +48,7 @@ class House:
     @cached_property
     def rows(self) -> Federation:
         """The table, checked against the schema."""
-        return self.place.table.federation(self.data, self.place.client)
+        return replace(self.place.table.federation(self.data, self.place.client), public=self.place.public)
 
     @cached_property
     def ready(self) -> Prepared:

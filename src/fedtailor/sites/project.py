@@ -12,12 +12,13 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tomli_w
+from torch import Tensor
 
 from fedtailor.algorithms.base import Algorithm
 from fedtailor.algorithms.settings import make, settings, spec
@@ -37,6 +38,7 @@ NAME = re.compile(r"[A-Za-z0-9][\w .-]{0,60}")
 PORT = 8443
 NEVER = ("engine", "workers", "worker_timeout", "device", "checkpoint_every", "shift", "new_clients", "backbone", "task")
 OWN_PIECES = ("backbone", "loss", "metrics", "start")
+PUBLIC = "public.csv"
 MODEL = "linear"
 
 
@@ -108,7 +110,14 @@ class Network:
                 raise InvalidArgument(f"{self.folder / CONFIG}: {name} has no meaning across sites; take it out")
         options, algorithm = Options.of(asked, f"{self.folder / CONFIG}: "), make(str(method), set_)
         pact = pact_of(asdict(self.terms), options, len(self.clients), algorithm.exchanges) if self.terms.secure else None
-        return Agreed(algorithm, str(model), options, self.clients, self.table.rows(), pact)
+        rows = replace(self.table.rows(), public=self.public)
+        return Agreed(algorithm, str(model), options, self.clients, rows, pact)
+
+    @cached_property
+    def public(self) -> Tensor | None:
+        """The rows that everybody may see, for methods that distil; None: there are none."""
+        path = self.folder / PUBLIC
+        return self.table.public(path) if path.exists() else None
 
     @property
     def digest(self) -> str:
@@ -125,6 +134,8 @@ class Network:
         own = (self.folder / method.split(":")[0]).read_text() if ":" in method else ""
         if self.pseudonyms:
             content["pseudonyms"] = True
+        if (self.folder / PUBLIC).exists():
+            content["public"] = (self.folder / PUBLIC).read_text()
         return hashlib.sha256(json.dumps([content, own], sort_keys=True).encode()).hexdigest()
 
 
@@ -150,10 +161,12 @@ def create(
     options: Options,
     address: tuple[str, int],
     secure: Mapping[str, Any] | None = None,
+    public: Path | None = None,
 ) -> Network:
     """Write the folder of a network, checked: nothing is written of one that could not run.
 
-    With ``secure`` (its terms: threshold, bits, largest) the server is to see sums of uploads only.
+    With ``secure`` (its terms: threshold, bits, largest) the server is to see sums of uploads only. ``public`` is a .csv file of
+    rows that everybody may see, for methods that distil.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InvalidArgument(f"{folder} exists and is not empty; give a new directory")
@@ -167,13 +180,16 @@ def create(
     agreed_table = AgreedTable.of({**schema, "columns": columns})
     agreed_table.check()
     pact = None if secure is None else pact_of(secure, options, len(sites), algorithm.exchanges)
-    Agreed(algorithm, model, options, tuple(sites), agreed_table.rows(), pact).at_server()
+    rows = replace(agreed_table.rows(), public=None if public is None else agreed_table.public(public))
+    Agreed(algorithm, model, options, tuple(sites), rows, pact).at_server()
     terms: dict[str, Any] = {"deadline": 600.0, "least": min(2, len(sites))}
     if pact is not None:
         terms |= {"secure": True, "threshold": pact.threshold, "bits": pact.bits, "largest": pact.largest}
         if pact.clip is not None:
             options = options.but(user_target_epsilon=None, user_noise=pact.noise)
     method, own = _method(algorithm)
+    if public is not None:
+        own = {**own, PUBLIC: public.read_text()}
     asked = {key: value for key, value in options.plain().items() if key not in NEVER and value is not None}
     config = {
         "network": {"name": folder.name, "address": f"{address[0]}:{address[1]}", "sites": list(sites)},
@@ -185,8 +201,8 @@ def create(
     keys.make_certificates(server, folder.name, [address[0]])
     for site in sites:
         place = folder / "sites" / site
-        public = keys.make_pair(place / KEY)
-        files.write(server / "keys" / f"{site}{keys.PUBLIC}", files.read(public))
+        pair = keys.make_pair(place / KEY)
+        files.write(server / "keys" / f"{site}{keys.PUBLIC}", files.read(pair))
         files.write(place / keys.AUTHORITY, files.read(server / keys.AUTHORITY))
         for name, text in {**texts, SITE: tomli_w.dumps({"site": site})}.items():
             files.write(place / name, text)

@@ -7,7 +7,7 @@ scaled by the middle and the width of its range, and a row that does not fit is 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -117,15 +117,25 @@ class AgreedTable(Checked):
         kind = CLASSIFICATION if self.classes else REGRESSION
         return Rows((len(schema.names()),), kind, len(self.classes), 0, self.classes, self.val_share > 0, schema=schema)
 
-    def federation(self, path: Path, client: str) -> Federation:
-        """Return a site's table as a federation of this client alone; what does not fit the schema is refused."""
+    def public(self, path: Path) -> Tensor:
+        """Return the rows of a table that everybody may see, checked like a site's; a label is not looked at."""
         frame = read_table(path)
+        self._check(frame, path, [column.name for column in self.columns])
+        return torch.from_numpy(self.reader().encode(frame))
+
+    def _check(self, frame: pd.DataFrame, path: Path, needed: Sequence[str]) -> None:
         table = columns_of(frame)
-        absent = [name for name in (*(c.name for c in self.columns), self.label) if name not in table]
+        absent = [name for name in needed if name not in table]
         if absent:
             raise InvalidData(f"{path.name} has no column {listed(absent)}; the sites agreed on it: add it")
         for column in self.columns:
             _check_column(column, table[column.name])
+
+    def federation(self, path: Path, client: str) -> Federation:
+        """Return a site's table as a federation of this client alone; what does not fit the schema is refused."""
+        frame = read_table(path)
+        table = columns_of(frame)
+        self._check(frame, path, [*(column.name for column in self.columns), self.label])
         y, strata = self._targets(table[self.label])
         shares = (1 - self.test_share - self.val_share, self.test_share, *([self.val_share] if self.val_share else []))
         if len(y) < 3 * len(shares):
