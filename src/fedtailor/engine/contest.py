@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedtailor.algorithms.base import Algorithm
-from fedtailor.algorithms.local import Local
 from fedtailor.data.federation import Federation
 from fedtailor.data.redeal import redealt
 from fedtailor.engine import tune as tuning
@@ -180,12 +179,12 @@ class Contest:
     def _local(self) -> Algorithm:
         """Return local training as it was entered; if it was not, with the step size and the work of the first method."""
         methods = [entries[0][0] for entries in self.entered.values() if entries]
-        known = next((method for method in methods if isinstance(method, Local)), None)
+        known = next((method for method in methods if type(method) is yardsticks.ALONE), None)
         if known is not None or not methods:
-            return known or Local()
+            return known or yardsticks.ALONE()
         shared = {name: getattr(methods[0], name, None) for name in ("lr", "steps", "epochs")}
         known_work: dict[str, Any] = {name: value for name, value in shared.items() if isinstance(value, int | float)}
-        return Local(**known_work)
+        return yardsticks.ALONE(**known_work)
 
     def spent(self) -> dict[str, Any]:
         """Return what all trials and runs together have spent, those of methods that failed included."""

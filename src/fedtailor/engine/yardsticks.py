@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtailor.algorithms import METHODS
 from fedtailor.algorithms.base import Algorithm
-from fedtailor.algorithms.local import Local
 from fedtailor.data.federation import Federation
 from fedtailor.data.split import Split
 from fedtailor.engine import tune as tuning
@@ -29,6 +29,7 @@ from fedtailor.metrics.spread import summarize
 from fedtailor.runs.record import Record
 from fedtailor.task import Task
 
+ALONE = next(kind for kind in METHODS if kind.yardstick == "alone")  # local training
 ALWAYS, OPTIONAL = ("majority", "pooled"), ("boosting",)
 BLOCK = 64  # clients measured together
 FAINT = 1e-6  # least probability, so that its logarithm is a number
@@ -175,7 +176,7 @@ def _one(federation: Federation) -> Federation:
 
 def _task(where: Setting) -> Task:
     """Return the task of the comparison, which knows what is measured."""
-    return prepare(Local(), where.federation, where.model, where.options.but(cohort=1.0, new_clients=0.0)).task
+    return prepare(ALONE(), where.federation, where.model, where.options.but(cohort=1.0, new_clients=0.0)).task
 
 
 def _record(label: str, text: str, where: Setting, task: Task, logits: Tensor) -> Record:
