@@ -12,12 +12,14 @@ from typer.testing import CliRunner
 
 import fedtailor as ft
 from fedtailor.advisor.look import look, pull, pulls
-from fedtailor.advisor.pilot import Budget, Race, with_validation
+from fedtailor.advisor.pilot import Budget, Entrant, Race, ranked, with_validation
 from fedtailor.cli import app
 from fedtailor.data.split import Split
 from fedtailor.engine.options import Options
 from fedtailor.engine.setup import build_task
+from fedtailor.report.advice import page as write
 from fedtailor.task.kinds import REGRESSION
+from fedtailor.task.scores import ACCURACY
 from fedtailor.theory.heterogeneity import Heterogeneity
 
 
@@ -249,3 +251,47 @@ def test_the_command_line_gives_the_same_advice(tmp_path):
     plain = CliRunner().invoke(app, words)
     assert plain.exit_code == 0
     assert "Use " in plain.stdout
+
+
+# -- one verdict -----------------------------------------------------------------------------------------------------------
+def test_one_score_one_test_and_one_sentence():
+    advice = ft.advise(federation(0.5, m=8, kind="classification"), rounds=10, score="log_loss")
+    values = advice.json()
+    assert advice.verdict.score == "log_loss"
+    assert advice.verdict.rows == "validation"
+    assert values["verdict"]["sentence"] in advice.text
+    assert advice.headline in advice.text
+    assert "rises by" not in advice.text
+    assert "R²" not in advice.text
+    page = write(values)
+    assert advice.verdict.sentence.replace("'", "&#x27;") in page
+    first, second = values["race"][:2]
+    ahead = (second["val_log_loss"] - first["val_log_loss"]) / second["se"]
+    assert f"({ahead:.1f} standard errors)" in advice.text  # the page divides the same two numbers
+
+
+def test_what_may_be_chance_is_not_advised_as_if_it_were_sure():
+    """Clients who are alike and have few validation rows: nothing can be clear, whatever the race says."""
+    draw = np.random.default_rng(4)
+    rows = [[(draw.normal(size=(k, 2)), (draw.random(k) < 0.5) * 1) for _ in range(8)] for k in (40, 5, 5)]
+    advice = ft.advise(ft.Federation.from_arrays(*rows), rounds=5)
+    assert advice.verdict.outcome == "open"
+    assert "not clearly better" in advice.headline or "as good as anything" in advice.headline
+    assert "Learn together" not in advice.headline
+
+
+def test_the_score_decides_and_the_loss_only_between_those_it_cannot_tell_apart():
+    def entrant(label, scores, loss):
+        return Entrant(label, None, None, None, np.array(scores), np.full(8, loss), np.full(8, 20.0), 5)
+
+    clear = [entrant("a", [0.9] * 8, 0.9), entrant("b", [0.5] * 8, 0.1)]
+    assert [e.label for e in ranked(clear, ACCURACY)] == ["a", "b"]
+    noise = 0.7 + np.array([0.2, -0.2] * 4)
+    close = [entrant("a", noise + 0.001, 0.9), entrant("b", 1.4 - noise, 0.1)]
+    assert [e.label for e in ranked(close, ACCURACY)] == ["b", "a"]
+
+
+def test_the_spread_is_read_under_its_earlier_name_too():
+    advice = ft.advise(federation(0.5), rounds=5)
+    assert advice.r2 == advice.spread
+    assert advice.json()["spread"] == advice.json()["r2"] == advice.spread

@@ -19,6 +19,7 @@ from fedtailor.cli import app
 from fedtailor.data.split import Split
 from fedtailor.engine.options import SweepOptions
 from fedtailor.engine.setup import build_task
+from fedtailor.report.sweep import write
 from fedtailor.theory.envelope import solve
 from tests.make import federation
 
@@ -70,6 +71,30 @@ def test_the_fewest_rounds_by_hand():
     cheap = {0.1: curve(0.1, 0.5), 1.0: curve(0.1, 0.5, bytes_each=3)}
     assert fewest(cheap, [0.5], True) == [Fewest(0.5, 1.0, 1, 3)]
     assert fewest({1.0: curve(9.0, 3.0, 2.0)}, [3.0], False) == [Fewest(3.0, 1.0, 1, 10)]
+
+
+def test_a_target_that_is_passed_and_not_kept_is_not_reached():
+    curves = {0.0004: curve(0.1, 0.789, 0.76, 0.7513), 1.0: curve(0.1, 0.6, 0.77, 0.78)}
+    assert fewest(curves, [0.75, 0.77, 0.789], True) == [
+        Fewest(0.75, 0.0004, 1, 10),
+        Fewest(0.77, 1.0, 2, 20),
+        Fewest(0.789, None, None, None),
+    ]
+
+
+def test_the_verdict_is_of_the_best_end_against_training_alone_and_stands_on_the_page(tmp_path):
+    fed = ft.Federation.load("digits", clients=6, partition="dirichlet:0.3")
+    swept = ft.sweep(fed, rounds=4, lams=2, dynamic=False)
+    best = max(swept.path, key=lambda c: c.end.val_score)
+    assert swept.verdict.method == f"FedCLUP lam={best.lam:.3g}"
+    assert swept.verdict.rows == "validation"
+    assert swept.json()["verdict"]["sentence"] == swept.verdict.sentence
+    assert swept.verdict.sentence in swept.text
+    path = write(swept.json(), tmp_path / "report.html", "fedtailor sweep digits")
+    text = path.read_text()
+    assert swept.verdict.sentence.replace("'", "&#x27;") in text
+    assert "to reach and keep" in text
+    assert "<svg" in text
 
 
 def test_targets_lie_between_the_worst_and_the_best():

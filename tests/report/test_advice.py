@@ -169,7 +169,7 @@ def test_every_section_is_there_in_order():
 def test_the_first_sentence_says_what_to_do(regime, algorithm, lam, said):
     advised = advice(regime=regime, algorithm=algorithm, lam=lam, collaborate=regime != "local")
     reader = checked(advised)
-    assert reader.text.split("R², how far")[0].endswith(said + " ")
+    assert reader.text.split("spread, how far")[0].endswith(said + " ")
     assert (("class", "verdict no") in reader.attributes) == (regime == "local")
 
 
@@ -177,8 +177,8 @@ def test_the_numbers_are_those_of_the_advice():
     text = checked(advice(), sweep=sweep()).text
     for said in (
         "0.75 90 % interval 0.25 to 1.5",  # R²
-        "0.5 R² is 1.5 times that",  # noise
-        "0.29 partial pooling by R² asks for 0.4375",
+        "0.5 the spread is 1.5 times that",  # noise
+        "0.29 partial pooling by the spread asks for 0.4375",
         "50 rounds about 211 kB in all",
         "2 of 4 1 loses",
         "not clearly ahead of FedAvg: 0.5 standard errors",  # (0.76 - 0.75)/0.02
@@ -186,7 +186,7 @@ def test_the_numbers_are_those_of_the_advice():
         "8 clients with 9 parameters each",
         "One client has few rows.",
         "FedCLUP(lr=0.5, steps=10, lam=0.29)",
-        "mu = 0.0125, L = 1.25, rho² = 2.5, R² = 0.75",
+        "mu = 0.0125, L = 1.25, rho² = 2.5, spread = 0.75",
         "a weight decay of 0.0125 is added",
         "the bound is 10 times the noise",  # 5/0.5
         "level at about 35 training rows per client; there are 60",  # 60 * (7/8 * 0.5)/0.75
@@ -276,7 +276,7 @@ def test_intervals_of_every_kind_are_drawn(changes):
     estimate = {**advice()["heterogeneity"], **changes}
     reader = checked(advice(heterogeneity=estimate, r2=estimate["r2"], r2_interval=estimate["interval"]))
     drawn = bool(estimate["noise"]) and not math.isnan(estimate["noise"])
-    title = "R² against m/N: where training alone, one model, or something between is best"
+    title = "Spread against m/N: where training alone, one model, or something between is best"
     assert (("aria-label", title) in reader.attributes) == drawn
     if estimate["zero"] and drawn:
         assert "not distinguishable from zero" in reader.text

@@ -1,4 +1,4 @@
-"""Advice for sites that keep their rows: R² from one exchange of summaries, a short race judged by validation scores.
+"""Advice for sites that keep their rows: the spread from one exchange of summaries, a short race judged by validation scores.
 
 What ``advise`` does on a federation in one place, with two questions put to the sites instead: ``look`` for every site's own fit,
 ``play`` for a trial of a method.
@@ -72,13 +72,13 @@ def advise(agreed: Agreed, look: Look, play: Play, rounds: int | None = None) ->
 
 
 def _spread(agreed: Agreed, heard: Mapping[str, Any]) -> tuple[Heterogeneity | None, float | None, float | None, list[str]]:
-    """Return (R², the lam it asks for, the least lam that its interval allows, notes)."""
+    """Return (the spread, the lam it asks for, the least lam that its interval allows, notes)."""
     notes = [f"{name} says nothing of its fit: {said['error']}." for name, said in heard.items() if "error" in said]
     fits = [summary_of(said["fit"], said["arrays"]) for said in heard.values() if "error" not in said]
     try:
         estimate = heterogeneity.estimate([fit for fit, _ in fits])
     except FedtailorError as error:
-        return None, None, None, [*notes, f"R² could not be estimated: {error}."]
+        return None, None, None, [*notes, f"The spread could not be estimated: {error}."]
     sizes = [fit.n for fit, _ in fits]
     dispersion = float(np.average([value for _, value in fits], weights=sizes))
     theory = pull_of(estimate, sizes, dispersion, 0.0 if estimate.zero else estimate.r2)
@@ -130,7 +130,9 @@ def _advice(
         "settings": dict(best.trial.settings),
         "collaborate": best is not local,
         "regime": REGIMES[best.trial.method],
-        "r2": None if estimate is None else estimate.r2,
+        "spread": None if estimate is None else estimate.r2,
+        "spread_interval": None if estimate is None else list(estimate.interval),
+        "r2": None if estimate is None else estimate.r2,  # its earlier name
         "r2_interval": None if estimate is None else list(estimate.interval),
         "theory_lam": None if theory is None or np.isinf(theory) else theory,
         "heterogeneity": None if estimate is None else estimate.json(),
@@ -148,7 +150,7 @@ def _words_on_spread(estimate: Heterogeneity | None, theory: float | None) -> li
     if estimate is None or theory is None:
         return []
     low, high = estimate.interval
-    size = f"R² = {estimate.r2:.3g} (90 % interval {low:.3g} to {high:.3g})"
+    size = f"spread {estimate.r2:.3g} (90 % interval {low:.3g} to {high:.3g})"
     apart = "How far apart they are is not distinguishable from zero" if estimate.zero else "The sites differ"
     amount = "one model for all" if np.isinf(theory) else f"lam about {theory:.3g}"
     return [f"{apart}: {size}; partial pooling by these numbers asks for {amount}."]

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedtailor.algorithms.base import Algorithm
 from fedtailor.algorithms.settings import written
+from fedtailor.metrics.verdict import Verdict
 from fedtailor.theory.heterogeneity import Heterogeneity
 
 
@@ -20,7 +21,9 @@ class Advice:
     ``regime`` is ``local``, ``shared``, ``between`` or ``clusters``; ``lam`` the pull towards the shared model (0 alone, infinity
     one model), ``steps_used`` gradient steps spent on finding out, over all clients. ``lams`` has a lam for every client where
     they have very different amounts of data: ``FedCLUP(lam="client")`` on ``federation.with_facts(lam=advice.lams)``.
-    ``inside`` says for every group how far apart its clients are and how much they should share.
+    ``spread`` is how far apart the clients' true parameters are (MINIMAX's R^2), ``verdict`` whether learning together helps on
+    validation rows, ``headline`` what to do in a sentence. ``inside`` says for every group how far apart its clients are and
+    how much they should share.
     """
 
     algorithm: Algorithm
@@ -28,8 +31,8 @@ class Advice:
     regime: str
     lam: float
     theory_lam: float | None
-    r2: float | None
-    r2_interval: tuple[float, float] | None
+    spread: float | None
+    spread_interval: tuple[float, float] | None
     heterogeneity: Heterogeneity | None
     clusters: int
     groups: tuple[int, ...]
@@ -42,6 +45,18 @@ class Advice:
     race: list[Mapping[str, Any]]
     text: str = ""
     notes: tuple[str, ...] = field(default=())
+    verdict: Verdict | None = None
+    headline: str = ""
+
+    @property
+    def r2(self) -> float | None:
+        """The spread under its earlier name."""
+        return self.spread
+
+    @property
+    def r2_interval(self) -> tuple[float, float] | None:
+        """The interval of the spread under its earlier name."""
+        return self.spread_interval
 
     def __repr__(self) -> str:
         return f"Advice({written(self.algorithm)}, regime={self.regime!r}, collaborate={self.collaborate})"
@@ -54,8 +69,10 @@ class Advice:
             "regime": self.regime,
             "lam": None if np.isinf(self.lam) else self.lam,
             "theory_lam": None if self.theory_lam is None or np.isinf(self.theory_lam) else self.theory_lam,
-            "r2": self.r2,
-            "r2_interval": None if self.r2_interval is None else list(self.r2_interval),
+            "spread": self.spread,
+            "spread_interval": None if self.spread_interval is None else list(self.spread_interval),
+            "r2": self.spread,  # its earlier name
+            "r2_interval": None if self.spread_interval is None else list(self.spread_interval),
             "heterogeneity": None if self.heterogeneity is None else self.heterogeneity.json(),
             "clusters": self.clusters,
             "groups": list(self.groups),
@@ -67,5 +84,7 @@ class Advice:
             "gains": dict(self.gains),
             "race": list(self.race),
             "notes": list(self.notes),
+            "verdict": None if self.verdict is None else self.verdict.json(),
+            "headline": self.headline,
             "text": self.text,
         }

@@ -1,7 +1,7 @@
 """``advise``: should these owners learn together, how much should each keep to itself, and with which method?
 
-One exchange of fitted parameters says how far apart the clients are (R^2), and with it how much pooling theory would ask for; a
-short race on validation rows decides between what is left. Test rows are never looked at.
+One exchange of fitted parameters says how far apart the clients are (their spread), and with it how much pooling theory would
+ask for; a short race on validation rows decides between what is left. Test rows are never looked at.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import nn
 
 from fedtailor.advisor.advice import Advice
 from fedtailor.advisor.look import look, pull, pulls
-from fedtailor.advisor.pilot import Budget, Race, table, task_and_rows
+from fedtailor.advisor.pilot import Budget, Entrant, Race, table, task_and_rows
 from fedtailor.advisor.steps import four_digits, smoothness_of, training, work_of
-from fedtailor.advisor.words import words
+from fedtailor.advisor.words import headline, words
 from fedtailor.algorithms.base import Algorithm
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedavgft import FedAvgFT
@@ -27,10 +27,11 @@ from fedtailor.algorithms.local import Local
 from fedtailor.data.federation import Federation
 from fedtailor.engine.options import AdviceOptions, taking
 from fedtailor.errors import InvalidArgument, InvalidData
+from fedtailor.metrics.verdict import Verdict, judge, unknown
 from fedtailor.task import Task
 
 FACTORS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)  # multiples of the theory's lam that are tried in the race
-UPWARDS = (1.0, 3.0, 9.0)  # multiples of the least lam that the interval of R^2 allows, tried where R^2 may be zero
+UPWARDS = (1.0, 3.0, 9.0)  # multiples of the least lam that the interval of the spread allows, tried where it may be zero
 BLIND = (0.01, 0.1, 1.0)  # lams tried where theory has none
 WEAK, STRONG = 1e-4, 1e3  # a lam outside is as good as none, or as one model for all
 FIT_STEPS = 20  # gradient steps that a client's own fit counts as
@@ -43,7 +44,7 @@ def advise(federation: Federation, model: str | nn.Module | Task = "linear", **s
     """Advise these clients about this model, from their training and validation rows alone.
 
     The settings are those that the advised method would be trained with. What is frozen before the first layer that moves is
-    computed once, and R² is then of the features that it gives.
+    computed once, and the spread is then of the features that it gives.
     """
     options = AdviceOptions.of(settings)
     if len(federation) < 2:
@@ -86,8 +87,8 @@ def advise(federation: Federation, model: str | nn.Module | Task = "linear", **s
         regime=regime,
         lam=lam,
         theory_lam=theory_lam,
-        r2=None if estimate is None else estimate.r2,
-        r2_interval=None if estimate is None else estimate.interval,
+        spread=None if estimate is None else estimate.r2,
+        spread_interval=None if estimate is None else estimate.interval,
         heterogeneity=estimate,
         clusters=best.algorithm.k if isinstance(best.algorithm, HypCluster) else seen.k,
         groups=seen.groups,
@@ -98,8 +99,10 @@ def advise(federation: Federation, model: str | nn.Module | Task = "linear", **s
         bytes_total=race.price(best.label) * rounds,
         gains=gains,
         race=table(race),
+        verdict=_verdict(race, ranked),
         notes=(*seen.notes, *(f"{e.label} {e.diverged}: it is out of the race." for e in race.entrants.values() if e.diverged)),
     )
+    advice = replace(advice, headline=headline(advice))
     return replace(advice, text=words(advice, race, federation))
 
 
@@ -116,11 +119,21 @@ def _contenders(
 
 
 def lams_of(theory: float | None, least: float | None) -> list[float]:
-    """The lams of the race: about the theory's; where R^2 may be zero, from the least that its interval allows upwards."""
+    """The lams of the race: about the theory's; where the spread may be zero, from the least that its interval allows upwards."""
     if theory is None or least is None:
         return list(BLIND)
     lams = [theory * f for f in FACTORS] if np.isfinite(theory) else [least * f for f in UPWARDS]
     return sorted({four_digits(np.clip(lam, WEAK, STRONG)) for lam in lams})
+
+
+def _verdict(race: Race, ranked: list[Entrant]) -> Verdict:
+    """Whether learning together helps on validation rows: the best method that does, against local training."""
+    score, together = race.task.score, [e for e in ranked if not isinstance(e.algorithm, Local)]
+    together = together or [e for e in race.entrants.values() if e.rounds and not e.diverged and e.label != "Local"]
+    gains = race.gains(together[0].label, "Local") if together else None
+    if gains is None:
+        return unknown(ranked[0].label, score, "Whether learning together helps is not known: nothing stood beside Local.")
+    return judge(together[0].label, gains, score, scale=abs(ranked[0].score), rows="validation")
 
 
 def _run(race: Race, first: int, rounds: int) -> None:

@@ -51,11 +51,13 @@ def look(task: Task, federation: Federation, shared: Mapping[str, Tensor], seed:
             rows = float(np.median(seen.train.sizes))
             directions = int(np.clip(min(LARGEST, rows / ENOUGH) / outputs, 2, features))
             if directions * outputs > LARGEST:
-                notes.append(f"R² is not estimated: {outputs + 1} classes are too many for the fits; the race decides alone.")
+                notes.append(
+                    f"The spread is not estimated: {outputs + 1} classes are too many for the fits; the race decides alone."
+                )
                 return Look(notes=tuple(notes))
             seen = heterogeneity.projected(seen, directions, seed)
             notes.append(
-                f"R² is of a model on {directions} random directions of the {features} features: a fit of all would take "
+                f"The spread is of a model on {directions} random directions of the {features} features: a fit of all would take "
                 f"{features * outputs} parameters."
             )
         if seen is not federation:
@@ -64,7 +66,7 @@ def look(task: Task, federation: Federation, shared: Mapping[str, Tensor], seed:
         estimate = heterogeneity.estimate(received)
         groups = clusters.find(received, seed=seed)
     except FedtailorError as error:
-        return Look(notes=(*notes, f"R² could not be estimated: {error}."))
+        return Look(notes=(*notes, f"The spread could not be estimated: {error}."))
     if estimate.trusted:
         notes.append(estimate.trusted)
     if groups.k == 1:
@@ -85,7 +87,7 @@ def _inside(
         if len(members) > 1:
             estimate = heterogeneity.estimate([received[i] for i in members])
             lam = pull(estimate, federation.take(members), task, 0.0 if estimate.zero else estimate.r2)
-            entry |= {"r2": estimate.r2, "interval": list(estimate.interval), "zero": estimate.zero}
+            entry |= {"spread": estimate.r2, "r2": estimate.r2, "interval": list(estimate.interval), "zero": estimate.zero}
             entry["lam"] = None if np.isinf(lam) else lam  # None: one model for the group
         out.append(entry)
     return tuple(out)

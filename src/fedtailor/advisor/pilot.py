@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,7 +25,10 @@ from fedtailor.engine.rounds import play_on
 from fedtailor.engine.setup import DTYPES, build_task
 from fedtailor.engine.state import State
 from fedtailor.errors import Diverged, InvalidArgument, InvalidData
+from fedtailor.metrics.paired import Paired, paired
+from fedtailor.metrics.spread import weighted_mean
 from fedtailor.task import Task
+from fedtailor.task.scores import Metric
 
 VAL_SHARE = 0.2  # of the training rows, where there are no validation rows
 UNITS = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "B": 1}
@@ -84,6 +87,7 @@ class Entrant:
     state: State
     scores: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     losses: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    rows: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # validation rows of each client
     rounds: int = 0
     stopped: bool = False
     diverged: str = ""  # when, and with which step size
@@ -94,7 +98,9 @@ class Entrant:
 
     @property
     def score(self) -> float:
-        return float(np.nanmean(self.scores)) if np.isfinite(self.scores).any() else -np.inf
+        """The clients' mean, with their weights in a verdict."""
+        mean = weighted_mean(self.scores, self.rows) if len(self.scores) else None
+        return -np.inf if mean is None else mean
 
     @property
     def loss(self) -> float:
@@ -147,17 +153,22 @@ class Race:
         entrant.rounds = rounds
         score = self.task.score
         entrant.scores, entrant.losses = score.merit(clients[f"{score.name}_personal"]), clients["loss_personal"]
+        entrant.rows = clients["rows"]
         return True
 
     def standing(self) -> list[Entrant]:
-        """Those still in the race that have run, the best first: by their loss, which says more than accuracy on few rows."""
-        return sorted((e for e in self.entrants.values() if e.rounds and not e.stopped), key=lambda e: (e.loss, -e.score))
+        """Those still in the race that have run, the best first: by the score; the loss, which says more on few rows, chooses
+        among those within a standard error of the best score."""
+        return ranked([e for e in self.entrants.values() if e.rounds and not e.stopped], self.task.score)
+
+    def gains(self, label: str, rival: str) -> Paired | None:
+        """Compare two methods that have run, by the score of the race; None where no client has it for both."""
+        return _gains(self.entrants[label], self.entrants[rival], self.task.score)
 
     def behind(self, label: str, best: str) -> float:
-        """How many standard errors a method's loss is behind another's, paired over clients."""
-        gap = self.entrants[label].losses - self.entrants[best].losses
-        error = gap.std(ddof=1) / np.sqrt(len(gap)) if len(gap) > 1 else np.inf
-        return float(gap.mean() / error) if error > 0 else float(np.sign(gap.mean()) * (np.inf if gap.mean() else 0))
+        """How many standard errors a method is behind another, paired over clients."""
+        gains = self.gains(best, label)
+        return 0.0 if gains is None else gains.errors_ahead
 
     def drop(self, keep: int) -> None:
         """Stop those clearly behind the best, and all but the best ``keep``."""
@@ -206,13 +217,14 @@ def _split_of(split: Split, rows: list[NDArray[np.int64]]) -> Split:
 def table(race: Race) -> list[Mapping[str, Any]]:
     """A row per method that has run, the best first, those that stopped early last. ``se`` is the standard error of the
     difference to the first, paired over clients."""
-    rows = sorted((e for e in race.entrants.values() if e.rounds and not e.diverged), key=lambda e: (e.stopped, e.loss, -e.score))
     score = race.task.score
+    known = [e for e in race.entrants.values() if e.rounds and not e.diverged]
+    rows = [e for stopped in (False, True) for e in ranked([e for e in known if e.stopped is stopped], score)]
     return [
         {
             "method": e.label,
             f"val_{score.name}": score.merit(e.score),
-            "se": _standard_error(rows[0], e),
+            "se": _standard_error(rows[0], e, score),
             "val_loss": e.loss,
             "rounds": e.rounds,
         }
@@ -220,7 +232,20 @@ def table(race: Race) -> list[Mapping[str, Any]]:
     ]
 
 
-def _standard_error(first: Entrant, other: Entrant) -> float | None:
-    if other is first or len(other.scores) != len(first.scores) or len(first.scores) < 2:
+def _standard_error(first: Entrant, other: Entrant, score: Metric) -> float | None:
+    gains = None if other is first else _gains(first, other, score)
+    return None if gains is None or gains.clients < 2 else gains.error
+
+
+def ranked(entrants: Sequence[Entrant], score: Metric) -> list[Entrant]:
+    """The best first: by the score, and by the loss among those within a standard error of the best score."""
+    order = sorted(entrants, key=lambda e: (-e.score, e.loss))
+    gains = [_gains(order[0], e, score) for e in order]
+    near = [e for e, gain in zip(order, gains, strict=True) if gain is not None and gain.errors_ahead <= 1]
+    return [*sorted(near, key=lambda e: (e.loss, -e.score)), *(e for e in order if e not in near)]
+
+
+def _gains(ours: Entrant, theirs: Entrant, score: Metric) -> Paired | None:
+    if len(ours.scores) != len(theirs.scores) or not (np.isfinite(ours.scores) & np.isfinite(theirs.scores)).any():
         return None
-    return float((first.scores - other.scores).std(ddof=1) / np.sqrt(len(first.scores)))
+    return paired(score, score.merit(ours.scores), score.merit(theirs.scores), ours.rows)

@@ -14,6 +14,7 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from fedtailor.advisor.pilot import task_and_rows
@@ -30,6 +31,8 @@ from fedtailor.data.federation import Federation
 from fedtailor.engine.base import one_thread
 from fedtailor.engine.options import SweepOptions, taking
 from fedtailor.errors import InvalidArgument, InvalidData
+from fedtailor.metrics.paired import paired
+from fedtailor.metrics.verdict import Verdict, judge, unknown
 from fedtailor.task import Kind, Task
 from fedtailor.task.scores import Metric
 
@@ -62,6 +65,7 @@ class Sweep:
     error_of: str | None
     notes: tuple[str, ...] = ()
     text: str = field(default="", repr=False)
+    verdict: Verdict | None = None
 
     @property
     def score(self) -> str:
@@ -84,6 +88,7 @@ class Sweep:
             "share": self.rounds_used / self.rounds_separate,
             "error_of": self.error_of,
             "notes": list(self.notes),
+            "verdict": None if self.verdict is None else self.verdict.json(),
         }
 
     def table(self) -> list[dict[str, Any]]:
@@ -165,6 +170,7 @@ def sweep(
         rounds_separate=rounds * len(steps.lams),
         error_of=error_of,
         notes=_notes(path, runner) if kind is FedCLUP else (IN_FULL.format(rounds),),
+        verdict=_verdict(path, walked.scores.get("local"), rows.val.sizes, task.score),
     )
     return replace(result, text=_words(result))
 
@@ -265,6 +271,16 @@ def _notes(path: Sequence[LamCurve], runner: Runner) -> tuple[str, ...]:
     return tuple(out)
 
 
+def _verdict(path: Sequence[LamCurve], local: NDArray[np.float64] | None, rows: NDArray[Any], score: Metric) -> Verdict:
+    """Whether pulling the clients together helps on validation rows: the lam that ends best, against training alone."""
+    best = max(path, key=lambda curve: score.merit(curve.end.val_score))
+    label = f"{type(best.algorithm).__name__} lam={best.lam:.3g}"
+    if local is None or not (np.isfinite(best.scores) & np.isfinite(local)).any():
+        return unknown(label, score, "Whether learning together helps is not known: no client could be compared with Local.")
+    gains = paired(score, best.scores, local, np.asarray(rows, np.float64))
+    return judge(label, gains, score, scale=abs(best.end.val_score), rows="validation")
+
+
 def _words(swept: Sweep) -> str:
     score = swept.score_by
     share = swept.rounds_used / swept.rounds_separate
@@ -278,7 +294,7 @@ def _words(swept: Sweep) -> str:
     ]
     for row in swept.fewest:
         if row.lam is None:
-            out.append(f"Target {row.target:.4g}: not reached in {swept.rounds} rounds.")
+            out.append(f"Target {row.target:.4g}: not reached and kept in {swept.rounds} rounds.")
             continue
         free = "; training alone reaches it with no traffic" if score.gain(local, row.target) >= 0 else ""
         took = f"{row.rounds} round{'s' * (row.rounds != 1)}, {(row.bytes or 0) / 1e6:.3g} MB"
@@ -288,4 +304,5 @@ def _words(swept: Sweep) -> str:
             f"The dynamic schedule ({written(swept.dynamic.algorithm)}) reaches {swept.dynamic.end.val_score:.4g} in "
             f"{swept.rounds} rounds, played in addition."
         )
-    return "\n".join([*out, *swept.notes, "Test rows were not looked at."])
+    said = [] if swept.verdict is None else [swept.verdict.sentence]
+    return "\n".join([*said, *out, *swept.notes, "Test rows were not looked at."])

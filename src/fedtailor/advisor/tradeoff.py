@@ -30,7 +30,7 @@ class Place(NamedTuple):
 
 
 class Fewest(NamedTuple):
-    """The lam that reaches a target first; None where none does."""
+    """The lam that first reaches a target and keeps it to the end; None where none does."""
 
     target: float
     lam: float | None
@@ -56,18 +56,22 @@ def front(curves: Curves, higher: bool) -> list[Place]:
 
 
 def fewest(curves: Curves, targets: Iterable[float], higher: bool) -> list[Fewest]:
-    """For every target the lam that reaches it in the fewest rounds; where two do, that with fewer bytes, then the smaller."""
+    """For every target the lam that reaches it in the fewest rounds and keeps it to the end; where two do, that with fewer bytes,
+    then the smaller. A score that a run passes on its way and does not keep is not reached."""
     sign = 1 if higher else -1
     out = []
     for target in targets:
-        reached = [
-            (first.round, first.bytes, lam)
-            for lam, points in curves.items()
-            if (first := next((p for p in points if sign * p.val_score >= sign * target), None)) is not None
-        ]
+        kept = {lam: _kept_from(points, sign, float(target)) for lam, points in curves.items()}
+        reached = [(first.round, first.bytes, lam) for lam, first in kept.items() if first is not None]
         rounds, size, lam = min(reached) if reached else (None, None, None)
         out.append(Fewest(float(target), lam, rounds, size))
     return out
+
+
+def _kept_from(points: Sequence[Point], sign: int, target: float) -> Point | None:
+    """The first point from which on all are as good as the target; None where the last is not."""
+    last_bad = max((i for i, point in enumerate(points) if sign * point.val_score < sign * target), default=-1)
+    return points[last_bad + 1] if last_bad + 1 < len(points) else None
 
 
 def levels(scores: Sequence[float], higher: bool) -> list[float]:

@@ -6,7 +6,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,6 +59,7 @@ class LamCurve:
     rounds_used: int
     measured: int
     rested: bool
+    scores: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # of every client, at the end
 
     @property
     def estimated(self) -> bool:
@@ -240,6 +241,7 @@ class LamPath:
     curves: list[LamCurve]
     ends: dict[str, Point]
     rounds: int = 0
+    scores: dict[str, NDArray[np.float64]] = field(default_factory=dict)  # of every client, at the two ends
 
 
 def _pilot(rounds: int) -> int:
@@ -282,12 +284,13 @@ def walk_path(
             used += len(end.state.records)
             points += _estimated_points(runner, list(seen), end, points, rounds, reference)
         state = end.state
-        walked.curves.append(LamCurve(lam, method, tuple(points), end.point, used, measured, end.rests))
+        scores = runner.scores(end.reading)
+        walked.curves.append(LamCurve(lam, method, tuple(points), end.point, used, measured, end.rests, scores))
         left, walked.rounds = left - used, walked.rounds + used
         if position == 0 or not after:
             name = names[0 if position == 0 else 1]
             limit = arrive(runner, ends[name], state, max(1, (left - reserve + 1) // (after + 1)), name)
-            walked.ends[name] = limit.point
+            walked.ends[name], walked.scores[name] = limit.point, runner.scores(limit.reading)
             left, walked.rounds = left - len(limit.state.records), walked.rounds + len(limit.state.records)
     return walked
 
@@ -345,13 +348,18 @@ def play_from_scratch(
     runner: Runner, method: Algorithm, rounds: int, label: str, lam: float | None = None, reference: Tensor | None = None
 ) -> LamCurve:
     """The curve of a method that is played from scratch for all the rounds."""
-    points = [point for _, point, _ in runner.play(method, runner.fresh(method), rounds, label, reference, rest=False)]
-    return LamCurve(lam, method, tuple(points), points[-1], rounds, rounds, False)
+    points: list[Point] = []
+    last: Reading | None = None
+    for last, point, _ in runner.play(method, runner.fresh(method), rounds, label, reference, rest=False):  # noqa: B007
+        points.append(point)
+    assert last is not None
+    return LamCurve(lam, method, tuple(points), points[-1], rounds, rounds, False, runner.scores(last))
 
 
 def play_path(runner: Runner, methods: Mapping[float, Algorithm], ends: Mapping[str, Algorithm], rounds: int) -> LamPath:
     """The curve of every method, by its lam, and the ends of the path, all of them played from scratch: this needs to know
     nothing of the methods."""
     curves = [play_from_scratch(runner, method, rounds, f"lam={lam:.3g}", lam) for lam, method in methods.items()]
-    limits = {name: play_from_scratch(runner, method, rounds, name).end for name, method in ends.items()}
-    return LamPath(curves, limits, rounds * (len(methods) + len(ends)))
+    limits = {name: play_from_scratch(runner, method, rounds, name) for name, method in ends.items()}
+    points, scores = ({name: getattr(limit, part) for name, limit in limits.items()} for part in ("end", "scores"))
+    return LamPath(curves, points, rounds * (len(methods) + len(ends)), scores)

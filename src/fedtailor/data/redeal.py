@@ -41,7 +41,7 @@ def redealt(federation: Federation, number: int, seed: int = 0) -> Federation:
         name: Split(x[index], y[index], splits[name].offsets, None if kinds is None else kinds[index])
         for name, index in dealt.items()
     }
-    return replace(federation, train=new["train"], test=new["test"], val=new.get("val"), recipe=None)
+    return replace(federation, train=new["train"], test=new["test"], val=new.get("val"), recipe=None, refit=None)
 
 
 def overlap(federation: Federation) -> float:

@@ -47,6 +47,12 @@ class Paired:
     equal: float
     over: str | None = "clients"
     splits: int = 1
+    error: float = 0.0  # the standard error of the mean
+
+    @property
+    def errors_ahead(self) -> float:
+        """How many standard errors the first is ahead of the second."""
+        return self.mean / self.error if self.error > 0 else math.copysign(math.inf, self.mean) if self.mean else 0.0
 
 
 class Runs(NamedTuple):
@@ -81,9 +87,10 @@ def paired(score: Metric, ours: ArrayLike, theirs: ArrayLike, rows: ArrayLike | 
     mean = float(weights @ gains[known])
     over, spread = _wider(clients if known.sum() >= FEWEST else None, splits)
     low, high, p = (spread or clients).around(mean)
+    error = (spread or clients).error
     moved = gains[known]
     shares = (float(np.mean(moved > 0)), float(np.mean(moved < 0)), float(np.mean(moved == 0)))
-    return Paired(gains, int(known.sum()), mean, low, high, p, *shares, over, len(each))
+    return Paired(gains, int(known.sum()), mean, low, high, p, *shares, over, len(each), error)
 
 
 class Scatter(NamedTuple):

@@ -77,7 +77,7 @@ def page(
         section("Error over lam", *_over_lam(advice, curves)),
         section("Where this federation stands", *_map(advice, where)),
         section("The race on validation rows", *_race(advice)),
-        section("The trade-off with communication", *_sweep(sweep)) if sweep else "",
+        section("The trade-off with communication", *trade_off(sweep)) if sweep else "",
         section("Who gains over training alone", *_gains(advice)),
         section("The advice as the command line says it", f'<p class="said">{escape(str(advice.get("text") or "-"))}</p>'),
         section("How to reproduce it", _reproduce(about, command)),
@@ -142,7 +142,9 @@ def _check(advice: Mapping[str, Any]) -> None:
 # -- the sections, in the order of the page -------------------------------------------------------------------------------
 def _headline(advice: Mapping[str, Any]) -> str:
     kind = "verdict" if advice.get("collaborate") else "verdict no"
-    return f'<h1 class="{kind}">{sentence(advice)}</h1>'
+    verdict = advice.get("verdict")
+    said = str(verdict.get("sentence") or "") if isinstance(verdict, Mapping) else ""
+    return f'<h1 class="{kind}">{sentence(advice)}</h1>' + (f"<p><strong>{escape(said)}</strong></p>" if said else "")
 
 
 def _facts(advice: Mapping[str, Any]) -> str:
@@ -180,7 +182,7 @@ def _map(advice: Mapping[str, Any], where: Mapping[str, Any]) -> list[str]:
     estimate = advice.get("heterogeneity") or {}
     m, N, noise = (number(value) for value in (where.get("m"), where.get("N"), estimate.get("noise")))
     if not estimate:
-        return ["<p>R² was not estimated, so there is no place on the map; the race decides alone.</p>"]
+        return ["<p>The spread was not estimated, so there is no place on the map; the race decides alone.</p>"]
     if not m or not N or not noise or noise <= 0 or m < 2:
         return ["<p>Not drawn: the noise of the clients' own fits is not known, or zero, so the map has no scale.</p>"]
     edge = noise * (1 - 1 / m)
@@ -202,7 +204,8 @@ def _race(advice: Mapping[str, Any]) -> list[str]:
     return [f"<p>{escape(first)}</p>", figure(picture, caption)]
 
 
-def _sweep(sweep: Mapping[str, Any]) -> list[str]:
+def trade_off(sweep: Mapping[str, Any]) -> list[str]:
+    """Draw a sweep, and list the lam with the fewest rounds for every target."""
     measure = score_named(sweep.get("score")).words
     picture = advice_figures.trade_off(sweep, f"{measure}, validation")
     if not picture:
@@ -215,7 +218,7 @@ def _sweep(sweep: Mapping[str, Any]) -> list[str]:
         lam = lam_text(entry.get("lam")) if reached else "-"
         cells = ("-" if target is None else rounded(target), lam, f"{rounds:g}" if reached else "not reached", traffic(sent))
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
-    titles = [f"{measure} to reach", "lam with the fewest rounds", "rounds", "traffic"]
+    titles = [f"{measure} to reach and keep", "lam with the fewest rounds", "rounds", "traffic"]
     return [f"<p>{escape(first)}</p>", figure(picture, caption), table(titles, rows) if rows else ""]
 
 

@@ -176,10 +176,10 @@ def regimes(rows: float, edge: float, r2: float | None, low: float | None, high:
     out.append(_line([(across.at(t), upward.at(edge * rows * t)) for t in (left, right)], INK, "5 4", 1.2))
     out.append(text(across.at(middle), upward.at(edge * rows * middle) - 12, "between", "middle"))
     out.append(text(112, 42, "training alone", "start") + text(WIDTH - 40, 312, "one model for all", "end"))
-    out.append(vertical_text(18, 170, "R², how far apart the clients are"))
+    out.append(vertical_text(18, 170, "spread, how far apart the clients are"))
     out.append(text(528, 362, "m/N: 1/20 is 20 training rows per client; fewer rows to the right", "middle"))
     out.append(_federation(across.at(1 / rows), upward, r2, low, high, "end" if (r2 or 0.0) > edge else "start"))
-    return svg(out, 374, "R² against m/N: where training alone, one model, or something between is best")
+    return svg(out, 374, "Spread against m/N: where training alone, one model, or something between is best")
 
 
 def _band(across: Axis, upward: Axis, c: float, factors: tuple[float, float], color: str) -> str:
@@ -216,12 +216,12 @@ def _federation(x: float, upward: Axis, r2: float | None, low: float | None, hig
     else:
         out.append(f'<path d="M{x - 7:.1f} {bottom:.1f}h14" stroke="{INK}" stroke-width="2"/>')
     y = bottom if r2 is None or r2 <= 0 else upward.at(r2)
-    words = "here" if r2 is None or r2 <= 0 else f"here: R² = {rounded(r2, 3)}"
+    words = "here" if r2 is None or r2 <= 0 else f"here: spread {rounded(r2, 3)}"
     ring = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6.5" fill="{INK if r2 else "#fff"}" stroke="{INK}" stroke-width="2"/>'
     out.append(ring + text(x + (14 if side == "start" else -14), min(y, upward.start - 14) + 4, words, side))
     if open_below:
         out.append(text(x - 12, upward.start - 10, "not distinguishable from zero", "end"))
-    tooltip = f"R² = {stated(r2)}, 90 % interval {stated(low)} to {stated(high)}"
+    tooltip = f"spread {stated(r2)}, 90 % interval {stated(low)} to {stated(high)}"
     return f"<g>{hint(tooltip)}{''.join(out)}</g>"
 
 

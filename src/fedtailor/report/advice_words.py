@@ -29,11 +29,12 @@ REGIMES = {
     "between": "personal models that lean on a shared one are best",
 }
 MEANINGS = {
-    "R²": "mean squared distance of the clients' true parameters to their mean, estimated from the clients' own fits with the "
+    "spread": "(MINIMAX writes R²) mean squared distance of the clients' true parameters to their mean, estimated from the "
+    "clients' own fits with the "
     "fits' noise taken off; the interval holds it about nine times in ten where clients have enough rows",
     "noise": "expected squared error of a client's own fit: how far apart fits would be if the clients were all alike",
     "lam": "how strongly a client's model is pulled to the shared one: 0 is training alone, infinity one model for all",
-    "what pooling asks for": "the lam that partial pooling gives, (noise of a record) · (parameters) / (rows · R²)",
+    "what pooling asks for": "the lam that partial pooling gives, (noise of a record) · (parameters) / (rows · spread)",
     "excess": "how much higher than at the best lam the mean validation loss is",
     "standard error": "of a difference paired over clients; two of them are taken as clear",
     "gradient steps": "steps of all clients together that were spent on finding this advice",
@@ -52,7 +53,8 @@ def sentence(advice: Mapping[str, Any]) -> str:
     method = escape(str(advice["algorithm"]).split("(")[0])
     lam = lam_of(advice)
     pulled = f", lam = {rounded(lam, 3)}" if lam is not None and 0 < lam < math.inf else ""
-    return f"{VERDICTS[advice['regime']]}: <b>{method}{pulled}</b>."
+    headline = str(advice.get("headline") or VERDICTS[advice["regime"]]).removesuffix(".")
+    return f"{escape(headline)}: <b>{method}{pulled}</b>."
 
 
 def lam_of(advice: Mapping[str, Any]) -> float | None:
@@ -72,20 +74,23 @@ def facts(advice: Mapping[str, Any]) -> list[Fact]:
 
 def _heterogeneity(advice: Mapping[str, Any]) -> list[Fact]:
     estimate = advice.get("heterogeneity") or {}
-    r2 = number(advice.get("r2"))
+    r2 = number(advice.get("spread", advice.get("r2")))
     if not estimate and r2 is None:
-        return [Fact("R², how far apart the clients are", "not estimated", "", True)]
-    low, high = (stated(end) for end in (advice.get("r2_interval") or estimate.get("interval") or (None, None)))
+        return [Fact("spread, how far apart the clients are", "not estimated", "", True)]
+    low, high = (
+        stated(end)
+        for end in (advice.get("spread_interval") or advice.get("r2_interval") or estimate.get("interval") or (None, None))
+    )
     zero = "not distinguishable from zero; " if estimate.get("zero") else ""
     noise, m, d = (number(estimate.get(key)) for key in ("noise", "m", "d"))
-    ratio = f"R² is {rounded(r2 / noise, 2)} times that" if noise and r2 is not None else ""
+    ratio = f"the spread is {rounded(r2 / noise, 2)} times that" if noise and r2 is not None else ""
     about = f"{m or 0:g} clients with {d or 0:g} parameters each" if estimate else ""
     if left := len(estimate.get("left_out") or ()):
         about += f"; {left} with too little data left out"
     return [
-        Fact("R², how far apart the clients are", stated(r2), f"{zero}90 % interval {low} to {high}", True),
+        Fact("spread, how far apart the clients are", stated(r2), f"{zero}90 % interval {low} to {high}", True),
         Fact("noise of a client's own fit", stated(noise), ratio, True),
-        *([Fact("R² is about", about)] if about else []),
+        *([Fact("the spread is about", about)] if about else []),
     ]
 
 
@@ -93,9 +98,9 @@ def _method(advice: Mapping[str, Any]) -> list[Fact]:
     lam = lam_of(advice)
     theory = advice.get("theory_lam")
     if number(theory) is not None:
-        asked = f"partial pooling by R² asks for {stated(theory)}"
+        asked = f"partial pooling by the spread asks for {stated(theory)}"
     else:
-        asked = "partial pooling by R² asks for one model" if advice.get("heterogeneity") else ""
+        asked = "partial pooling by the spread asks for one model" if advice.get("heterogeneity") else ""
     value = "none" if lam is None else "∞, one model" if math.isinf(lam) else stated(lam)
     if lam is None:
         asked = "; ".join(filter(None, ["the method has no such pull", asked]))
@@ -162,7 +167,7 @@ def bound_words(advice: Mapping[str, Any], curves: Mapping[str, Any]) -> list[st
             "of two branches, the one that grows with lam (what sharing costs a client unlike the others) and the one that falls "
             "(what it gains); the second says nothing until lam is large. Look at where they fall and rise, not at their height: "
             f"the constants are worst cases (mu = {stated(constants.get('mu'))}, L = {stated(constants.get('L'))}, rho² = "
-            f"{stated(constants.get('rho2'))}, R² = {stated(constants.get('R2'))}, the mean over clients), estimated, "
+            f"{stated(constants.get('rho2'))}, spread = {stated(constants.get('R2'))}, the mean over clients), estimated, "
             "so the lines are no guarantee." + _height(advice, bound)
         )
     measured = curves["measured"]
@@ -239,27 +244,30 @@ def map_words(advice: Mapping[str, Any], rows: float, edge: float, width: float)
     if r2 > 0:
         level = rows * edge / r2
         first = (
-            f"With R² = {stated(r2)}, training alone and one model for all would be level at about {rounded(level, 2)} training "
-            f"rows per client; there are {rounded(rows, 3)}. With fewer rows sharing pays more, with more rows it pays less."
+            f"With a spread of {stated(r2)}, training alone and one model for all would be level at about "
+            f"{rounded(level, 2)} training rows per client; there are {rounded(rows, 3)}. "
+            "With fewer rows sharing pays more, with more rows it pays less."
         )
     else:
         first = (
             "No difference between the clients shows above the noise of their fits, so nothing speaks against one model; "
-            f"the interval still allows R² up to {stated((estimate.get('interval') or (None, None))[1])}."
+            f"the interval still allows a spread up to {stated((estimate.get('interval') or (None, None))[1])}."
         )
     if estimate.get("zero") and r2 > 0:
-        first += " But R² is not distinguishable from zero."
+        first += " But the spread is not distinguishable from zero."
     here = "shared" if edge >= width * r2 else "local" if edge * width <= r2 else "between"
     if not estimate.get("zero") and {here, advice["regime"]} == {"local", "shared"}:
         first += (
             " The race on validation rows says otherwise, and the advice follows it: parameters may lie far apart in directions "
-            "that matter little for predictions, or R² may be off."
+            "that matter little for predictions, or the spread may be off."
         )
     caption = (
-        "MINIMAX: one model for all is the better end while R² is below c m/N, training alone above it. The dashed line is that "
-        f"edge, with c such that here R² equals what sharing saves a client in noise ({stated(edge)}); within a factor of "
+        "MINIMAX: one model for all is the better end while the spread (its R²) is below c m/N, training alone above it. The "
+        "dashed line is that "
+        f"edge, with c such that here the spread equals what sharing saves a client in noise ({stated(edge)}); within a "
+        "factor of "
         f"{width:g} of it both ends have the same rate and something between may beat them. The point is this federation, the "
-        "bar the 90 % interval of R²; an arrow to the edge of the picture means that zero cannot be ruled out."
+        "bar the 90 % interval of the spread; an arrow to the edge of the picture means that zero cannot be ruled out."
     )
     return first, caption
 
@@ -275,6 +283,7 @@ def race_words(rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     bars = any(number(row.get("se")) for row in rows)
     caption = f"Mean over clients; {'higher' if score.higher else 'lower'} is better."
     caption += " The bar is the standard error of the method's difference to the first, paired over clients." if bars else ""
+    caption += " Methods within a standard error of the best score are ordered by their loss." if bars else ""
     caption += " Hollow marks stopped early, clearly behind or not among the best, so their scores are those after fewer rounds."
     return first, caption
 
