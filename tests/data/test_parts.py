@@ -160,4 +160,8 @@ def test_code_inside_a_run_directory_is_not_fetched(tmp_path, monkeypatch):
     from fedtailor.algorithms import origin
 
     with pytest.raises(BadRun, match="never executed"):
-        origin.refuse_inside({"loss": "run/evil.py:loss"}, tmp_path / "run")
+        origin.refuse_inside({"set": {"opt": {"kind": "run/evil.py:Opt"}}}, tmp_path / "run")
+    assert list(origin.pieces_of({"method": "a.py:M", "metrics": ["f1=a.py:f"], "set": {"lr": {"function": "a.py:g"}}})) == [
+        "a.py:f",
+        "a.py:g",
+    ]

@@ -9,6 +9,7 @@ from torch import nn
 
 import fedtailor as ft
 from fedtailor import tree
+from fedtailor.data.redeal import redealt
 from fedtailor.errors import InvalidArgument, InvalidData
 from tests.make import pairs, seeded
 
@@ -86,3 +87,5 @@ def test_what_is_not_derived_for_weights_is_refused():
         ft.run(ft.FedCLUP(lam=0.1, steps="theory"), WEIGHTED, rounds=1)
     with pytest.raises(InvalidArgument, match="count alike"):
         ft.advise(WEIGHTED)
+    with pytest.raises(InvalidArgument, match="other splits would train on test rows"):
+        redealt(WEIGHTED, 1)

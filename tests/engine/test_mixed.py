@@ -68,6 +68,8 @@ def test_everybodys_rows_go_through_ones_own_network():
     x, y = DATA.to(torch.float64).test.x, DATA.test.y
     by_hand = np.mean([float((run.predict(name, x).argmax(1) == y).double().mean()) for name in NAMES])
     assert run.summary["acc_global_test"] == pytest.approx(by_hand)
+    with pytest.raises(ModelMismatch, match="no shared model"):
+        run.predict_global(x)
 
 
 @pytest.mark.parametrize(

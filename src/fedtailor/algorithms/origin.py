@@ -188,22 +188,22 @@ def is_spec(word: str) -> bool:
     return bool(colon) and named and (place.endswith(".py") or place == NO_FILE or ("." in place and "/" not in place))
 
 
-def pieces_of(settings: Any) -> Iterator[str]:
-    """The functions that settings name, wherever they stand; methods, which are classes, are left out."""
+def pieces_of(settings: Any, classes: bool = False) -> Iterator[str]:
+    """The functions that settings name, wherever they stand; with ``classes`` also methods and the kinds of their settings."""
     if isinstance(settings, Mapping):
         for name, value in settings.items():
-            if name != "method" and not (name == "kind" and "kind" in settings):
-                yield from pieces_of(value)
+            if classes or name not in ("method", "methods", "kind"):
+                yield from pieces_of(value, classes)
     elif isinstance(settings, (list, tuple)):
         for value in settings:
-            yield from pieces_of(value)
+            yield from pieces_of(value, classes)
     elif isinstance(settings, str) and is_spec(settings.rpartition("=")[2]):
         yield settings.rpartition("=")[2]
 
 
 def refuse_inside(settings: Any, folder: Path) -> None:
-    """Refuse settings, read from a run directory, that name a function in a file inside it; nothing is executed."""
-    for piece in pieces_of(settings):
+    """Refuse settings, read from a run directory, that name code in a file inside it; nothing is executed."""
+    for piece in pieces_of(settings, classes=True):
         path = _file_of(_parts(piece)[0])
         if path is not None and path.is_relative_to(folder.resolve()):
             raise BadRun(f"{piece} lies inside the run directory; code that comes with a run is never executed")

@@ -159,7 +159,7 @@ def resume(
 
     A finished one is read back, unless it is given more: --rounds, or in a comparison --add.
     """
-    from fedtailor.algorithms.origin import function_of, pieces_of
+    from fedtailor.algorithms.origin import function_of, pieces_of, refuse_inside
     from fedtailor.algorithms.settings import recall
     from fedtailor.runs.contents import open_contents, readable
     from fedtailor.runs.layout import SUMMARY
@@ -171,8 +171,9 @@ def resume(
     with readable(where):
         for method in [settings] if "method" in settings else settings["set"].values():
             recall(method["method"], where)  # refused here unless it is the class that the run was made with
-        for piece in pieces_of({name: value for name, value in settings.items() if name not in ("method", "methods")}):
-            function_of(piece, where)  # refused here if it lies inside the directory, or has changed
+        refuse_inside(settings, where)
+        for piece in pieces_of(settings):
+            function_of(piece, where)  # refused here if it has changed
     if workers is not None:
         settings["workers"] = workers
     if rounds is not None:

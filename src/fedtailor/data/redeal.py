@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fedtailor.data import rng
 from fedtailor.data.federation import Federation
 from fedtailor.data.split import Split
+from fedtailor.errors import InvalidArgument
 
 Ints = NDArray[np.int64]
 
@@ -23,6 +24,10 @@ def redealt(federation: Federation, number: int, seed: int = 0) -> Federation:
     """
     if number == 0:
         return federation
+    if federation.train.weights is not None:
+        raise InvalidArgument(
+            "other splits would train on test rows, and these have no weights; leave splits= out, or the weights"
+        )
     names = ("test", "train") if federation.val is None else ("test", "val", "train")
     splits: dict[str, Split] = {name: getattr(federation, name) for name in names}
     rows, owner, stratum = _pooled(federation, list(splits.values()))

@@ -147,7 +147,8 @@ class Run:
     def predict_global(self, x: ArrayLike | Tensor | pd.DataFrame) -> Tensor:
         """Return the shared model's logits, with no local step: what a newcomer predicts with."""
         x = self._features(x)
-        if not tree.leaves(self.sent.newcomer):
+        differ = self.federation.packing is not None and self.federation.packing.mixed
+        if differ or not tree.leaves(self.sent.newcomer):
             raise ModelMismatch(f"{self.summary['algorithm']} has no shared model; use predict(client, x)")
         return self._answer(self.engine.newborn(self.sent), x)
 
