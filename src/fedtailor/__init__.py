@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # the methods, which are found by looking, are Any to a type 
     from fedtailor.engine.compare import Comparison, compare
     from fedtailor.engine.onboard import onboard
     from fedtailor.engine.run import run
+    from fedtailor.estimators import FederatedClassifier, FederatedRegressor
     from fedtailor.laws import check_algorithm, check_model
     from fedtailor.local import SGD, Adam, Optimizer, Private, TorchOptimizer, descend, prox, scan
     from fedtailor.local.schedule import Cosine, Exponential, Harmonic, Lambda, Milestones, Schedule
@@ -36,6 +37,7 @@ _HOMES = {
     "fedtailor.engine.compare": ("Comparison", "compare"),
     "fedtailor.engine.onboard": ("onboard",),
     "fedtailor.engine.run": ("run",),
+    "fedtailor.estimators": ("FederatedClassifier", "FederatedRegressor"),
     "fedtailor.laws": ("check_algorithm", "check_model"),
     "fedtailor.local": ("SGD", "Adam", "Optimizer", "Private", "TorchOptimizer", "descend", "prox", "scan"),
     "fedtailor.local.schedule": ("Cosine", "Exponential", "Harmonic", "Lambda", "Milestones", "Schedule"),

@@ -29,9 +29,9 @@ from fedtailor.runs.contents import write_manifest
 SRC, HERE = Path(ft.__file__).parents[1], Path(__file__).parents[1]
 # the package's names beside the methods: what a caller may rely on
 PUBLIC = """
-Adam Advice Algorithm Comparison Cosine Exponential Federation Harmonic Lambda Limit Milestones Mixed Optimizer Private Round Run
-SGD Schedule Sweep Task TorchOptimizer Work
-advise check_algorithm check_model compare data descend errors models onboard param prox run scan sweep tree
+Adam Advice Algorithm Comparison Cosine Exponential FederatedClassifier FederatedRegressor Federation Harmonic Lambda Limit
+Milestones Mixed Optimizer Private Round Run SGD Schedule Sweep Task TorchOptimizer Work advise check_algorithm check_model
+compare data descend errors models onboard param prox run scan sweep tree
 """
 # one model for all that forgets: its predictions are those of FedAvg with half the weights, so that the two cannot be confused
 SOURCE = '''
