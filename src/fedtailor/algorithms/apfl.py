@@ -44,7 +44,7 @@ class APFL(Algorithm):
 
     def init_client(self, task, shared, data):
         like = next(iter(shared["model"].values()))
-        return {"model": shared["model"], "alpha": torch.as_tensor(self.alpha, dtype=like.dtype)}
+        return {"model": shared["model"], "alpha": torch.as_tensor(self.alpha, dtype=like.dtype, device=like.device)}
 
     def client_update(self, task, shared, personal, data, rnd):
         lr = self.optimizer(rnd).lr

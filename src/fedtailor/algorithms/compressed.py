@@ -148,7 +148,8 @@ class Compressed(Algorithm):
     def init_client(self, task, shared, data):
         inner = self.method.init_client(task, shared, data)
         with metered(None):  # a visit of no steps shows what the upload looks like
-            one, first = torch.ones(1), torch.zeros(1, dtype=torch.int64)
+            where = next((leaf.device for leaf in tree.leaves(shared)), None)
+            one, first = torch.ones(1, device=where), torch.zeros(1, dtype=torch.int64, device=where)
             rnd = Round(number=0, rounds=1, clients=1, cohort=1, mass=1.0, weights=one, ranks=first, seed=0, exchange=0)
             upload, _ = self.method.client_update(task, shared, inner, idle(data), rnd)
         error = {path: torch.zeros_like(leaf) for path, leaf in tree.items(upload) if self.encodes(path, leaf)}

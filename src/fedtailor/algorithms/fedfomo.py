@@ -58,15 +58,15 @@ class FedFomo(Algorithm):
 
     def chosen(self, server, clients, rnd):
         """(whose models these ranks receive [clients, downloads], 1 where there is such a model); of None, one row."""
-        present, affinity = server["present"].numpy(), server["affinity"].numpy()
-        ranks = np.array([len(present)]) if clients is None else clients.numpy()
+        present, affinity = server["present"].cpu().numpy(), server["affinity"].cpu().numpy()
+        ranks = np.array([len(present)]) if clients is None else clients.cpu().numpy()
         chance = _uniform(rnd, "model", ranks[:, None], np.arange(len(present)))
         score = np.zeros_like(chance) if clients is None else affinity[ranks]
         score = np.where(_uniform(rnd, "explore", ranks) < self.explore, 0.0, score.T).T
         free = (present > 0) & (np.arange(len(present)) != ranks[:, None])
         best = np.lexsort((-chance, -score, ~free), axis=-1)[:, : min(self.downloads, len(present) - 1)]
         known = np.take_along_axis(free, best, 1)
-        return torch.from_numpy(best), torch.from_numpy(known).to(server["present"])
+        return torch.from_numpy(best).to(server["present"].device), torch.from_numpy(known).to(server["present"])
 
     def downlink(self, task, shared, server, clients, rnd):
         if not self.downloads:

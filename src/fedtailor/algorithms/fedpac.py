@@ -110,7 +110,7 @@ class FedPAC(Algorithm):
         }
         mixed = upload["head"]
         if self.combine:
-            a = torch.from_numpy(mixtures(upload["v"].double().numpy(), upload["h"].double().flatten(1).numpy()))
+            a = torch.from_numpy(mixtures(upload["v"].cpu().double().numpy(), upload["h"].cpu().double().flatten(1).numpy()))
             mixed = tree.map(lambda leaf: torch.tensordot(a.to(leaf), leaf, 1), mixed)
         heads = tree.map(lambda old, new: old.index_copy(0, rnd.ranks, new), server["heads"], mixed)
         return shared, {**server, "heads": heads}

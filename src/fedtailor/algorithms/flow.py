@@ -325,7 +325,7 @@ class Flow(Algorithm):
         """The q of a fixed q0, [1, routes, 2]."""
         like = next(iter(model.values()))
         q0 = float(self.q0 or 0)
-        return torch.tensor([q0, 1 - q0], dtype=like.dtype).expand(1, count, 2)
+        return torch.tensor([q0, 1 - q0], dtype=like.dtype, device=like.device).expand(1, count, 2)
 
 
 def _upload(old, new, rows):

@@ -79,8 +79,8 @@ class HypCluster(Algorithm):
             return {"loss": total["loss"] + losses * rows.to(losses)}
 
         like = next(iter(models.values()))
-        total = scan(add, {"loss": torch.zeros(self.k, dtype=like.dtype)}, data)["loss"]
-        return (torch.arange(self.k) == total.argmin()).to(like.dtype)
+        total = scan(add, {"loss": torch.zeros(self.k, dtype=like.dtype, device=like.device)}, data)["loss"]
+        return (torch.arange(self.k, device=like.device) == total.argmin()).to(like.dtype)
 
     def client_update(self, task, shared, personal, data, rnd):
         choice = self.choose(task, shared["models"], data["look"])
@@ -110,9 +110,9 @@ class HypCluster(Algorithm):
 
 def groups(changes, rnd, k):
     """Whose changes make up each of k means, and with what weight: [k, clients], rows that sum to one."""
-    flat = torch.cat([leaf.flatten(1) for leaf in tree.leaves(tree.trainable(changes))], 1).double()
+    flat = torch.cat([leaf.flatten(1) for leaf in tree.leaves(tree.trainable(changes))], 1).cpu().double()
     apart = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square()
-    weights, ranks = rnd.weights.double(), rnd.ranks
+    weights, ranks = rnd.weights.cpu().double(), rnd.ranks.cpu()
     near, picked = torch.full_like(weights, torch.inf), []
     for _ in range(k):
         cost = weights @ torch.minimum(near.unsqueeze(1), apart)

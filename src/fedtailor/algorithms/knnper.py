@@ -59,10 +59,10 @@ class KNNPer(Algorithm):
         stored = {"keys": task.features(shared["model"], x), "values": y, "mask": mask}
         if self.weight is not None or "val" not in data:
             fixed = 0.5 if self.weight is None else self.weight
-            return {**stored, "weight": torch.as_tensor(fixed, dtype=mask.dtype)}
+            return {**stored, "weight": torch.as_tensor(fixed, dtype=mask.dtype, device=mask.device)}
         val = data["val"]
         votes, probabilities = self.votes(task, shared, stored, val["x"]), task.apply(shared["model"], val["x"]).softmax(-1)
-        grid = torch.linspace(0, 1, 11, dtype=mask.dtype)
+        grid = torch.linspace(0, 1, 11, dtype=mask.dtype, device=mask.device)
         right = torch.stack([(((w * votes + (1 - w) * probabilities).argmax(-1) == val["y"]) * val["mask"]).sum() for w in grid])
         return {**stored, "weight": grid[right.argmax()]}
 

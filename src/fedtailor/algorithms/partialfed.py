@@ -34,6 +34,7 @@ from fedtailor.algorithms.base import Algorithm, Limit, amount, names_of, param
 from fedtailor.algorithms.partial import whole
 from fedtailor.errors import InvalidArgument
 from fedtailor.local import SGD, descend
+from fedtailor.task.device import in_double
 from fedtailor.task.layers import uniform
 
 STREAM = 2**32  # number of the random stream of a step: beyond those of the dropouts, which count from 0
@@ -77,7 +78,7 @@ class PartialFed(Algorithm):
         if self.personal is not None:
             return {"model": model}
         like = next(iter(model.values()))
-        return {"model": model, "logits": torch.zeros(len(layers(task)), 2, dtype=like.dtype)}
+        return {"model": model, "logits": torch.zeros(len(layers(task)), 2, dtype=like.dtype, device=like.device)}
 
     def client_update(self, task, shared, personal, data, rnd):
         g, v = shared["model"], personal["model"]
@@ -121,7 +122,7 @@ def owner(name):
 
 def gumbel(key, like):
     """Standard Gumbel noise [layers, 2] from a step's key; the uniform numbers are moved to the middle of their cells, off 0."""
-    u = uniform(key, STREAM, like.shape).double() + 2**-25
+    u = in_double(uniform(key, STREAM, like.shape)) + 2**-25
     return -(-u.log()).log().to(like)
 
 

@@ -106,10 +106,10 @@ def hard(paths: Sequence[Route], g: Model, v: Model, to_global: Tensor, x: Tenso
     """
     if torch._C._functorch.is_batchedtensor(to_global):
         return _hard_under_vmap(paths, g, v, to_global, x)
-    order = torch.arange(len(x))  # order[i] is the row at place i
+    order = torch.arange(len(x), device=x.device)  # order[i] is the row at place i
     for first in range(0, len(paths), ROUTES_AHEAD):
         ahead = to_global[order, first : first + ROUTES_AHEAD]
-        place = (ahead * 2 ** torch.arange(ahead.shape[1]).flip(0)).sum(1).argsort(stable=True)
+        place = (ahead * 2 ** torch.arange(ahead.shape[1], device=x.device).flip(0)).sum(1).argsort(stable=True)
         if bool((place.diff() < 0).any()):
             x, order, ahead = x.index_select(0, place), order[place], ahead[place]
         groups = [(x, ahead)]  # rows that have run alike so far; those that go local in the next layer stand first

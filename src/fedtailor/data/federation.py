@@ -177,8 +177,8 @@ class Federation:
         new = {name: fact(name, value, self.names) for name, value in facts.items()}
         return replace(self, facts={**self.facts, **new}, recipe=None if new else self.recipe)
 
-    def to(self, dtype: torch.dtype, device: str = "cpu") -> Federation:
-        """Return the federation with its floating features (and regression targets) in ``dtype``."""
+    def to(self, dtype: torch.dtype, device: str | torch.device = "cpu") -> Federation:
+        """Return the federation with its floating features (and regression targets) in ``dtype``, on a device."""
 
         def cast(t: Tensor) -> Tensor:
             return t.to(device=device, dtype=dtype) if t.is_floating_point() else t.to(device)

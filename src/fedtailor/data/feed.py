@@ -16,6 +16,7 @@ from fedtailor.data.batches import Batches, Work, indices, poisson, step_keys
 from fedtailor.data.federation import Federation
 from fedtailor.data.guard import Guard
 from fedtailor.data.split import Split
+from fedtailor.task.device import CPU, backend, moved
 
 Phases = Mapping[str, Work]
 Paces = Callable[[int], NDArray[np.float64] | None]  # of a round: the share of its steps that each client manages (None: all)
@@ -27,6 +28,9 @@ class Feed:
     ``sampling`` is ``shuffle`` (epochs of permuted rows) or ``poisson`` (every row for itself). With a ``guard`` the data are for
     private descents only: ``one`` gives them guarded, those of ``many`` are to be guarded (``guarded``) inside vmap. ``augment``
     changes the rows of every batch, ``paces`` leaves slow clients the first of their steps.
+
+    What it hands out is on ``device``, wherever the federation is. A step's key stays on the CPU in ``one``, where a single
+    number goes with tensors of any device.
     """
 
     def __init__(
@@ -39,7 +43,9 @@ class Feed:
         guard: Guard | None = None,
         augment: Augment | None = None,
         paces: Paces | None = None,
+        device: torch.device = CPU,
     ) -> None:
+        self.device = device
         self.federation, self.phases, self.batch_size, self.seed = federation, phases, batch_size, seed
         self.sampling, self.guard, self.augment, self.paces = sampling, guard, augment, paces
         self._space: dict[tuple[str, torch.Size], Tensor] = {}
@@ -50,8 +56,14 @@ class Feed:
         x = self.federation.train.x
         return x.dtype if x.is_floating_point() else self.federation.precision
 
-    def like(self, phases: Phases | None = None, federation: Federation | None = None, guard: Guard | None = None) -> Feed:
-        """Return this feed with other work, other clients or another guard."""
+    def like(
+        self,
+        phases: Phases | None = None,
+        federation: Federation | None = None,
+        guard: Guard | None = None,
+        device: torch.device | None = None,
+    ) -> Feed:
+        """Return this feed with other work, other clients, another guard or on another device."""
         return Feed(
             federation or self.federation,
             phases or self.phases,
@@ -60,8 +72,13 @@ class Feed:
             self.sampling,
             guard or self.guard,
             self.augment,
-            self.paces if federation is None else None,
+            self.paces if federation is None or device is not None else None,
+            device or self.device,
         )
+
+    def here(self, tensor: Tensor) -> Tensor:
+        """Return a tensor on the device of this feed."""
+        return tensor if self.device.type == "cpu" else moved(tensor, self.device)
 
     def guarded(self, data: Any, phase: str = "train") -> Any:
         """Return one client's data as a method may see them."""
@@ -104,7 +121,7 @@ class Feed:
 
     def _rows(self, clients: NDArray[np.int64], phase: str) -> Tensor:
         """Return how many rows of each client the phase uses, in the dtype of the features."""
-        return torch.as_tensor(self.phases[phase].rows(self.federation.train.sizes[clients]), dtype=self._dtype)
+        return self.here(torch.as_tensor(self.phases[phase].rows(self.federation.train.sizes[clients]), dtype=self._dtype))
 
     def notes(self) -> list[str]:
         """Return what a reader should know about how the clients' rows are used."""
@@ -136,12 +153,12 @@ class Feed:
     def one(self, client: int, round: int, phase: str = "train") -> Any:
         """Return one client's ``Batches``, guarded where there is a guard."""
         phase = self.main_phase(phase)
-        x, y = self.federation.train.client(client)
+        x, y = map(self.here, self.federation.train.client(client))
         more: dict[str, Any] = {name: self._batches(x, y, client, round, name) for name in self._extras(phase)}
-        more["client"] = torch.from_numpy(self.federation.ranks[client : client + 1])
+        more["client"] = self.here(torch.from_numpy(self.federation.ranks[client : client + 1]))
         if self.federation.val is not None:
-            vx, vy = self.federation.val.client(client)
-            more["val"] = {"x": vx, "y": vy, "mask": torch.ones(len(vy), dtype=self._dtype)}
+            vx, vy = map(self.here, self.federation.val.client(client))
+            more["val"] = {"x": vx, "y": vy, "mask": torch.ones(len(vy), dtype=self._dtype, device=self.device)}
         if self.federation.facts:
             more["facts"] = self._facts(np.array([client]))
         return self.guarded(self._batches(x, y, client, round, phase, more), phase)
@@ -151,7 +168,7 @@ class Feed:
         more = {"rows": self._rows(np.array([client]), phase), **(more or {})}
         expected = float(self.expected(np.array([client]), phase)[0]) if self.sampling == "poisson" else None
         weights = self.federation.train.weights
-        own = None if weights is None else weights[slice(*self.federation.train.offsets[client : client + 2].tolist())]
+        own = None if weights is None else self.here(weights[slice(*self.federation.train.offsets[client : client + 2].tolist())])
         return Batches(x, y, index[0], step_keys(keys, index.shape[1])[0], more, self._dtype, expected, own, self.augment)
 
     def many(self, clients: NDArray[np.int64], round: int, phase: str = "train") -> dict[str, Any]:
@@ -161,11 +178,11 @@ class Feed:
         """
         phase = self.main_phase(phase)
         data: dict[str, Any] = self._padded(clients, round, phase)
-        data["client"] = torch.from_numpy(self.federation.ranks[clients]).unsqueeze(0)  # clients second
+        data["client"] = self.here(torch.from_numpy(self.federation.ranks[clients])).unsqueeze(0)  # clients second
         for name in self._extras(phase):
             data[name] = self._padded(clients, round, name)
         if self.federation.val is not None:
-            x, y, mask = self.whole(self.federation.val, clients)
+            x, y, mask = map(self.here, self.whole(self.federation.val, clients))
             data["val"] = {
                 "x": x.movedim(0, 1),
                 "y": y.movedim(0, 1),
@@ -177,7 +194,8 @@ class Feed:
 
     def _facts(self, clients: NDArray[np.int64]) -> dict[str, Tensor]:
         """Return the clients' facts by name, in the dtype of the features."""
-        return {name: torch.as_tensor(values[clients], dtype=self._dtype) for name, values in self.federation.facts.items()}
+        facts = self.federation.facts.items()
+        return {name: self.here(torch.as_tensor(values[clients], dtype=self._dtype)) for name, values in facts}
 
     def _padded(self, clients: NDArray[np.int64], round: int, phase: str) -> dict[str, Tensor]:
         index, keys = self._index(clients, round, phase)
@@ -188,7 +206,7 @@ class Feed:
         real = index >= 0
         # padding repeats the client's own first row, so that no other client's rows are ever read
         rows = np.where(real, index, 0) + train.offsets[clients][:, None]
-        mask = torch.from_numpy(real).to(self._dtype)
+        mask = self.here(torch.from_numpy(real)).to(self._dtype)
         parts = {"x": self._gather(f"x/{phase}", train.x, rows), "y": self._gather(f"y/{phase}", train.y, rows), "mask": mask}
         words = step_keys(keys, steps).T  # [steps, clients]
         if self.augment is not None:
@@ -197,10 +215,10 @@ class Feed:
             parts["weight"] = self._gather(f"weight/{phase}", train.weights, rows)
         wide = {name: part.expand(steps, *part.shape[1:]) for name, part in parts.items()}
         wide["rows"] = self._rows(clients, phase).unsqueeze(0)  # clients second
-        wide["key"] = torch.from_numpy(np.ascontiguousarray(words))
+        wide["key"] = self.here(torch.from_numpy(np.ascontiguousarray(words)))
         if self.sampling == "poisson":  # an empty batch is a step as well; 0 where there is no step
             real_steps = np.arange(steps)[:, None] < self.steps(clients, phase, round)
-            wide["expected"] = torch.from_numpy(real_steps * self.expected(clients, phase))
+            wide["expected"] = self.here(torch.from_numpy(real_steps * self.expected(clients, phase)))
         return wide
 
     def _augmented(self, x: Tensor, words: NDArray[np.int64], number: NDArray[np.int64]) -> Tensor:
@@ -214,9 +232,10 @@ class Feed:
         if space is None:
             for old in [k for k in self._space if k[0] == name]:
                 del self._space[old]
-            space = self._space[name, shape] = source.new_empty(shape)
+            pinned = source.device.type == "cpu" and backend(self.device).pins
+            space = self._space[name, shape] = source.new_empty(shape, pin_memory=pinned)
         torch.index_select(source, 0, torch.from_numpy(rows.reshape(-1)).to(source.device), out=space)
-        return space.view(*rows.shape, *source.shape[1:])
+        return self.here(space).view(*rows.shape, *source.shape[1:])
 
     @staticmethod
     def whole(split: Split, clients: NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor]:

@@ -20,6 +20,7 @@ from fedtailor.engine.vectorized import VectorizedEngine
 from fedtailor.errors import Diverged
 from fedtailor.runs.store import Store
 from fedtailor.server.reduce import nothing
+from fedtailor.task.device import backend
 
 SAMPLE = 32  # clients that the vectorized engine is tried on
 SLOW = 0.5  # seconds per client and step beyond which stacking clients cannot pay
@@ -33,7 +34,7 @@ def choose(plan: Plan, shared: Any, ids: Ids, workers: int | None, timeout: floa
     few = ids[:: max(1, len(ids) // SAMPLE)][:SAMPLE]
     loop_seconds = _seconds(LoopEngine(trial, workers=1), shared, few[: min(2, len(few))])
     round_seconds = loop_seconds / 2 * float(plan.feed.steps(ids, "train").sum())  # seconds of a round in one process
-    processes = workers or (min(cores(), len(ids)) if round_seconds > WORTH_A_POOL else 1)
+    processes = 1 if plan.host else workers or (min(cores(), len(ids)) if round_seconds > WORTH_A_POOL else 1)
     if loop_seconds > 2 * SLOW:
         return LoopEngine(plan, workers, timeout), f"loop: {loop_seconds / 2:.2f} s per client and step, too large to stack"
     try:
@@ -56,8 +57,9 @@ def _seconds(engine: Engine, shared: Any, ids: Ids) -> float:
     plan, ids = engine.plan, np.asarray(ids)
     times = []
     for _ in range(2):
-        store, began = Store(len(plan.federation)), time.perf_counter()
+        store, began = Store(len(plan.federation), device=plan.device), time.perf_counter()
         for exchange in range(plan.algorithm.exchanges):
             engine.round(shared, ids, plan.round(0, 1, ids, exchange), store, nothing)
+        backend(plan.device).wait(plan.device)
         times.append(time.perf_counter() - began)
     return min(times) / len(ids)

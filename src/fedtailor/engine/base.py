@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -27,10 +27,12 @@ from fedtailor.runs.store import Store
 from fedtailor.server.crowd import Crowd
 from fedtailor.server.reduce import Reduce
 from fedtailor.task import Task
+from fedtailor.task.device import CPU, backend, moved, size
 from fedtailor.task.layers import keyed
 
 Ids = NDArray[np.int64]
 NOBODY: Ids = np.zeros(0, np.int64)
+ROWS_SHARE = 0.5  # of a device's free memory that the federation's rows may take
 NO_ROUND = -1  # the "round" of batches drawn outside the rounds: for personalising
 
 
@@ -47,6 +49,31 @@ class Plan:
     uses: Any = None  # where the method is private: how often it uses its batches (engine/private.py)
     crowd: Crowd | None = None  # where whole clients are private
     attendance: Callable[[int], tuple[Ids, Ids]] | None = None  # where the user says who takes part, and whose upload is lost
+    host: Plan | None = None  # the same plan on the CPU, where this one is on another device
+
+    @property
+    def device(self) -> torch.device:
+        return self.feed.device
+
+    @property
+    def on_host(self) -> Plan:
+        """The same plan on the CPU: for what is measured, counted or written there."""
+        return self if self.host is None else self.host
+
+    def on(self, device: torch.device, task: Task) -> Plan:
+        """Return the plan on another device, given its task there; its rows stay on the CPU unless they fit."""
+        if device.type == "cpu":
+            return self
+        federation = self.federation
+        splits = [s for s in (federation.train, federation.test, federation.val) if s is not None]
+        if size(*(s.x for s in splits), *(s.y for s in splits)) <= ROWS_SHARE * backend(device).free(device):
+            federation = federation.to(federation.precision, device)
+        feed, *later = (f.like(federation=federation, device=device) for f in (self.feed, *self.later))
+        return replace(self, task=task, federation=federation, feed=feed, later=tuple(later), host=self)
+
+    def here(self, branch: Any) -> Any:
+        """Return a tree on the device of the plan."""
+        return branch if self.host is None else moved(branch, self.device)
 
     def reducer(self, shared: Any, rnd: Round) -> Reduce:
         """Return how a round's uploads become one."""
@@ -73,11 +100,11 @@ class Plan:
         clients, stacked = len(self.federation), self.canonical(ids)
         mass = clients / len(ids) * float(self.weights[ids].sum()) if 0 < len(ids) < clients else 1.0
         cohort = self.weights[stacked]
-        weights, ranks = torch.from_numpy(cohort / cohort.sum()), torch.from_numpy(self.ranks[stacked])
+        weights, ranks = (self.here(torch.from_numpy(part)) for part in (cohort / cohort.sum(), self.ranks[stacked]))
         size = len(ids)
         if self.crowd is not None and not (self.algorithm.roll_call and number == 0):  # how many were drawn is not told
             size, mass = self.crowd.expected, 1.0
-        away = torch.from_numpy(self.ranks[self.canonical(NOBODY if lost is None else lost)])
+        away = self.here(torch.from_numpy(self.ranks[self.canonical(NOBODY if lost is None else lost)]))
         return Round(number, rounds, clients, size, mass, weights, ranks, self.feed.seed, exchange, away)
 
     def canonical(self, ids: Ids) -> Ids:
@@ -99,7 +126,7 @@ class Plan:
             return Sent(shared)
 
         def own(ids: Ids | None) -> Any:
-            clients = None if ids is None else torch.from_numpy(self.ranks[ids])
+            clients = None if ids is None else self.here(torch.from_numpy(self.ranks[ids]))
             return self.algorithm.downlink(self.task, shared, server, clients, rnd)
 
         return Sent(shared, own)
@@ -137,6 +164,10 @@ class Sent:
     def to(self, client: int) -> Any:
         """Return all that one client receives."""
         return joined(self.shared, self.own_of(client))
+
+    def on(self, device: torch.device) -> Sent:
+        """Return the same on a device."""
+        return Sent(moved(self.shared, device), lambda ids: moved(self.own(ids), device))
 
     def to_newcomers(self) -> Sent:
         """Return what clients of another federation receive, who are all strangers to the server."""
@@ -204,19 +235,23 @@ class Engine(ABC):
     def newborn(self, shared: Any) -> Any:
         """Return the tree a newcomer predicts with before any local step; what only it received is under ``RECEIVED``."""
         sent = self.sent(shared)
-        with keyed(self.plan.key("newborn", NO_ROUND)):
-            return labelled(born(self.plan, sent.newcomer, 0, NO_ROUND), sent.own(None))
+        with keyed(self.plan.key("newborn", NO_ROUND), self.plan.device):
+            return self.out(labelled(born(self.plan, sent.newcomer, 0, NO_ROUND), sent.own(None)))
 
     def sent(self, shared: Any) -> Sent:
-        """Return ``shared`` as a ``Sent``."""
+        """Return ``shared`` as a ``Sent`` on the device of the plan."""
         if isinstance(shared, Sent):
-            return shared
+            return shared if self.plan.host is None else shared.on(self.plan.device)
         if self.plan.algorithm.has_downlink:
             name = type(self.plan.algorithm).__name__
             raise InvalidArgument(
                 f"{name} sends its clients different things; give the engine plan.sent(...), not the shared tree"
             )
-        return Sent(shared)
+        return Sent(self.plan.here(shared))
+
+    def out(self, branch: Any) -> Any:
+        """Return a tree as it leaves the engine: on the CPU."""
+        return branch if self.plan.host is None else moved(branch, CPU)
 
     def _count_down(self, sent: Sent, ids: Ids) -> None:
         """Count what the clients receive: of one form for all, since what is for one client only is a row of a stack."""
@@ -238,14 +273,22 @@ class Engine(ABC):
 
     def check_finite(self, ids: Sequence[int] | Ids, rnd: Round, **trees: Any) -> None:
         """Raise ``Diverged`` naming the clients whose leaves [clients, ...] are not finite."""
+        if all_finite(list(trees.values())):
+            return
         for label, branch in trees.items():
             good = torch.ones(len(ids), dtype=torch.bool)
             for leaf in tree.leaves(branch):
-                if leaf.is_floating_point() and not bool(torch.isfinite(leaf.sum())):  # a sum is one quick pass
-                    good &= torch.isfinite(leaf).flatten(1).all(1) if leaf.dim() > 1 else torch.isfinite(leaf)
+                if leaf.is_floating_point():
+                    good &= (torch.isfinite(leaf).flatten(1).all(1) if leaf.dim() > 1 else torch.isfinite(leaf)).cpu()
             if not bool(good.all()):
                 bad = [self.plan.federation.names[int(ids[i])] for i in (~good).nonzero()[:, 0]]
                 raise Diverged(rnd.number, bad, f"the {label}", step_size(self.plan.algorithm, rnd))
+
+
+def all_finite(branches: Sequence[Any]) -> bool:
+    """Whether all numbers of some trees are finite; False as well where their sums are not. Asks a device once."""
+    leaves = [leaf for branch in branches for leaf in tree.leaves(branch) if leaf.is_floating_point()]
+    return not leaves or bool(torch.stack([torch.isfinite(leaf.sum()) for leaf in leaves]).all())  # a sum is one quick pass
 
 
 def step_size(algorithm: Algorithm, rnd: Round) -> float | None:

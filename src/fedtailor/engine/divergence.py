@@ -41,7 +41,7 @@ def check_loss(engine: Engine, sent: Sent, store: Store, losses: NDArray[np.floa
 @torch.no_grad()
 def loss_of_zero(plan: Plan) -> float:
     """Return the mean loss of predicting zero (all classes alike) on a sample of the training rows; 0 where it is unknown."""
-    task, train = plan.task, plan.federation.train
+    task, train = plan.on_host.task, plan.on_host.federation.train
     y = train.y[:: max(1, len(train.y) // SAMPLE)]
     logits = task.apply(task.init(), train.x[:1])
     loss = float(task.mean_loss(logits.new_zeros(()).expand(len(y), *logits.shape[1:]), {"y": y}))

@@ -30,7 +30,7 @@ def visit(plan: Plan, common: tuple[Any, Round], client: int, own: Any, personal
     """Return (upload, personal) of a client's round, from (shared, round) and what was sent to this client only."""
     shared, rnd = joined(common[0], own), common[1]
     data = plan.feed_of(rnd).one(client, rnd.number)
-    with keyed(plan.key("visit", rnd.number, client, rnd.exchange)):
+    with keyed(plan.key("visit", rnd.number, client, rnd.exchange), plan.device):
         if personal is None:
             personal = plan.algorithm.init_client(plan.task, shared, data)
         return plan.algorithm.client_update(plan.task, shared, personal, data, rnd)
@@ -38,7 +38,7 @@ def visit(plan: Plan, common: tuple[Any, Round], client: int, own: Any, personal
 
 def ready(plan: Plan, shared: Any, client: int, personal: Any) -> Any:
     """Return a client's personal tree, personalised, for predicting."""
-    with keyed(plan.key("personalize", NO_ROUND, client)):
+    with keyed(plan.key("personalize", NO_ROUND, client), plan.device):
         if personal is None:
             personal = born(plan, shared, client, NO_ROUND)
         if plan.algorithm.personalizes:
@@ -54,12 +54,12 @@ def answer(
     """Return (personal logits, shared logits, diagnostics), from (shared, a newcomer's part) and this client's own part;
     the shared model is what a newcomer predicts with before any local step."""
     task, algorithm = plan.task, plan.algorithm
-    shared, newcomer = joined(common[0], own), joined(*common)
+    shared, newcomer, x = joined(common[0], own), joined(*common), plan.feed.here(x)
 
     parts = x.split(IMAGES) if x.dim() > 2 and len(x) > IMAGES else (x,)
 
     def parted(shared: Any, state: Any) -> Tensor:
-        with keyed(plan.key("predict", NO_ROUND, client)):
+        with keyed(plan.key("predict", NO_ROUND, client), plan.device):
             return torch.cat([algorithm.predict(task, shared, state, part) for part in parts])
 
     mine = ready(plan, shared, client, personal)
@@ -90,10 +90,10 @@ class LoopEngine(Engine):
 
     def __init__(self, plan: Plan, workers: int | None = None, timeout: float = TIMEOUT) -> None:
         super().__init__(plan)
-        self.workers, self.timeout = workers, timeout
+        self.workers, self.timeout = 1 if plan.host is not None else workers, timeout  # a forked process cannot use a device
         self._pool: WorkerPool | None = None
-        if workers is not None and workers > 1:
-            self._pool = WorkerPool(plan, _affordable(workers, len(plan.federation)), timeout)
+        if self.workers is not None and self.workers > 1:
+            self._pool = WorkerPool(plan, _affordable(self.workers, len(plan.federation)), timeout)
 
     @property
     def processes(self) -> int:
@@ -145,13 +145,14 @@ class LoopEngine(Engine):
             yield from self._pool.run(common, jobs)
             return
         for function, client, arguments in jobs:
-            yield function(self.plan, common, client, *arguments)
+            own, theirs, facts = function(self.plan, common, client, *arguments)
+            yield self.out(own), None if theirs is None else self.out(theirs), None if facts is None else self.out(facts)
 
     def predictions(self, shared: Any, ids: Ids, store: Store, split: Split, diagnose: bool = False) -> Iterator[Predictions]:
         for client, (own, common, facts) in zip(
             ids.tolist(), self._each(shared, ids, store, lambda c: split.client(c)[0], True, diagnose), strict=True
         ):
-            y = split.client(client)[1]
+            y = split.client(client)[1].cpu()
             mask = torch.ones(1, len(y), dtype=torch.bool)
             theirs = None if common is None else common[None]
             yield Predictions(np.array([client]), own[None], theirs, y[None], mask, facts and lift(facts))
@@ -163,4 +164,4 @@ class LoopEngine(Engine):
     def personal(self, shared: Any, client: int, store: Store) -> Any:
         sent = self.sent(shared)
         own = sent.own_of(client)
-        return labelled(ready(self.plan, joined(sent.shared, own), client, self._stored(store, client)), own)
+        return self.out(labelled(ready(self.plan, joined(sent.shared, own), client, self._stored(store, client)), own))

@@ -61,7 +61,7 @@ def on_union(engine: Engine, shared: Any, store: Store, seed: int, also: Split |
     """Personal models on the union of the test splits (or of another), mean over clients; sampled where the product would be
     too large."""
     plan = engine.plan
-    test = also or plan.federation.test
+    test = also or plan.on_host.federation.test
     each = test.y.shape[1] if test.y.dim() > 1 else 1  # predictions for a row
     rows, ids = _sampled(plan, len(test.y), seed, "union", (most or UNION_PREDICTIONS) // each)
     x, y = test.x[rows], test.y[rows]
@@ -79,7 +79,7 @@ def on_union(engine: Engine, shared: Any, store: Store, seed: int, also: Split |
 def on_all_rows(engine: Engine, shared: Any, store: Store) -> dict[str, Any]:
     """The measures that are no means over rows, on all clients' test rows as one set, each row predicted by its own client's
     model (and by the shared one); nothing where that is too much to hold."""
-    task, test = engine.plan.task, engine.plan.federation.test
+    task, test = engine.plan.task, engine.plan.on_host.federation.test
     metrics = [metric for metric in task.measured if metric.clients is not None and metric not in task.metrics]
     if len(test.y) * max(1, engine.plan.federation.outputs) > ALL_ROWS or task.kind.per_position(test.y):
         return {}
@@ -103,7 +103,7 @@ def on_all_rows(engine: Engine, shared: Any, store: Store) -> dict[str, Any]:
 def diagnosed(engine: Engine, shared: Any, store: Store, seed: int) -> dict[str, Any]:
     """What a method makes of its diagnostics of the test rows (``Algorithm.condense``), and how a report draws it, as
     ``figures``; nothing where it has none."""
-    plan = engine.plan
+    plan = engine.plan.on_host
     task, algorithm, test = plan.task, plan.algorithm, plan.federation.test
     if not algorithm.diagnostics:
         return {}
@@ -124,12 +124,13 @@ def diagnosed(engine: Engine, shared: Any, store: Store, seed: int) -> dict[str,
             kinds += [test.kinds[int(test.offsets[i]) : int(test.offsets[i + 1])] for i in answers.ids]
     x, personal = test.client(int(ids[0]))[0], engine.personal(shared, int(ids[0]), store)
     sent = engine.sent(shared)
-    own, common = (work_of_prediction(algorithm, task, sent.shared, p, x) // len(x) for p in (personal, engine.newborn(sent)))
+    received = engine.out(sent.shared)
+    own, common = (work_of_prediction(algorithm, task, received, p, x) // len(x) for p in (personal, engine.newborn(sent)))
     rows, (mine, theirs) = {name: _numbers(parts) for name, parts in facts.items()}, map(_numbers, right)
     known = torch.cat(kinds).numpy() if kinds else None
     spread = partial(spread_of, task.kind, mine=mine, theirs=theirs, kinds=known)
     work = {"multiply_adds_personal": own, "multiply_adds_shared": common}
-    condensed = algorithm.condense(Seen(task, sent.shared, len(ids), rows, spread, work))
+    condensed = algorithm.condense(Seen(task, received, len(ids), rows, spread, work))
     return condensed | {"figures": algorithm.figures(condensed)}
 
 
@@ -150,7 +151,7 @@ def _sampled(plan: Plan, count: int, seed: int, purpose: str, most: int) -> tupl
 def on_public(engine: Engine, shared: Any, store: Store, seed: int) -> dict[str, Any]:
     """``personal_distance``: mean over clients and public rows of min(1, ||p_i(x) - g(x)||_1), p_i and g the personal and shared
     models' class probabilities (PerAda, Theorem 2); nothing where there are no public rows, classes or personal models."""
-    plan, sent = engine.plan, engine.sent(shared)
+    plan, sent = engine.plan.on_host, engine.sent(shared)
     public = plan.task.public
     if public is None or not plan.task.kind.softmax or plan.algorithm.stateless or not tree.leaves(sent.newcomer):
         return {}
@@ -159,7 +160,7 @@ def on_public(engine: Engine, shared: Any, store: Store, seed: int) -> dict[str,
     rows, ids = _sampled(plan, len(public), seed, "public", PUBLIC_ROWS * min(len(plan.federation), UNION_CLIENTS))
     x = public[rows]
     with torch.no_grad():
-        common = plan.algorithm.predict(plan.task, *opened(sent.shared, engine.newborn(sent)), x).softmax(-1)
+        common = plan.algorithm.predict(plan.task, *opened(engine.out(sent.shared), engine.newborn(sent)), x).softmax(-1)
         apart = [(own.softmax(-1) - common).abs().sum(-1).clamp(max=1) for _, own in engine.on_common(sent, ids, store, x)]
     return {"personal_distance": float(torch.cat(apart).mean())}
 
@@ -177,8 +178,8 @@ def on_shifted(run: Run, spec: str, seed: int = 0) -> dict[str, Any]:
             raise InvalidData(f"{spec} has images of shape {x.shape[1:]} and the clients' are {tuple(like.shape[1:])}")
     else:
         test = shift.corrupt(run.federation.take(learners), *shift.parse(spec), seed).test
-    if engine.plan.task is not run.task:
-        test = replace(test, x=through(run.task, test.x))
+    if engine.plan.on_host.task is not run.task:
+        test = replace(test, x=through(run.task, test.x, engine.plan.device))
     if spec != shift.CIFAR10_1:
         score = run.task.score
         measured = summarize(run.task.kind, _columns(engine, run.sent, run.store, test), score)
@@ -207,7 +208,7 @@ def meet_newcomers(plan: Plan, sent: Sent, rounds: int) -> tuple[dict[str, Any],
 
     (What they are measured at, the engine and store to predict for them.)
     """
-    store, ids = Store(len(plan.federation)), np.arange(len(plan.federation))
+    store, ids = Store(len(plan.federation), device=plan.device), np.arange(len(plan.federation))
     engine = LoopEngine(plan, workers=1)
     for exchange in range(plan.algorithm.exchanges):
         engine.round(sent.to_newcomers(), ids, plan.round(rounds, rounds, ids, exchange), store, nothing)

@@ -84,7 +84,7 @@ def _options(saved: Saved) -> Options:
     """Return how the run trained its clients."""
     known = {name: value for name, value in saved.config.items() if name in Options.model_fields}
     # what concerns other clients, the engine or the measures of a whole run
-    for name in ("start", "cohort", "new_clients", "shift", "metrics", "engine", "workers", *_of_members()):
+    for name in ("start", "cohort", "new_clients", "shift", "metrics", "engine", "workers", "device", "autocast", *_of_members()):
         known.pop(name, None)
     if saved.config.get("batch_size") == 0:
         known.pop("batch_size")

@@ -190,10 +190,17 @@ class Options(Cohort, Members, Training):
     checkpoint_every: int | None = Field(
         None, ge=1, le=LARGEST, description="Rounds between checkpoints (default: by the clock, a twentieth of the time)."
     )
-    device: Literal["cpu"] = Field("cpu", description="Where to compute.")
+    device: str = Field("cpu", description="Where to compute: cpu, cuda, cuda:N, mps, or auto (the first of cuda, mps, cpu).")
+    autocast: Literal["bf16"] | None = Field(
+        None, description="Lower precision of the network's passes, on a device that gains by it."
+    )
 
     # the training does not depend on these
-    LATER: ClassVar[tuple[str, ...]] = ("score", "augment")  # unknown to earlier versions: left out where they are not set
+    LATER: ClassVar[tuple[str, ...]] = (
+        "score",
+        "augment",
+        "autocast",
+    )  # unknown to earlier versions: left out where they are not set
     HOW: ClassVar[tuple[str, ...]] = ("workers", "worker_timeout", "device", "checkpoint_every", "shift", "start")
 
     @field_validator("loss", "augment", "metrics", "callbacks", mode="before")
@@ -215,6 +222,13 @@ class Options(Cohort, Members, Training):
         from fedtailor.engine.start import in_words
 
         return in_words(value)
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, value: str) -> str:
+        from fedtailor.task.device import checked
+
+        return checked(value)
 
     @field_validator("class_weights", mode="before")
     @classmethod

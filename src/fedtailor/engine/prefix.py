@@ -8,7 +8,7 @@ forward pass of these layers; what it costs is the memory of their output.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import replace
 from weakref import WeakValueDictionary
@@ -20,6 +20,8 @@ from fedtailor import tree
 from fedtailor.data.federation import Federation
 from fedtailor.data.split import Split
 from fedtailor.task import Task
+from fedtailor.task.device import CPU
+from fedtailor.task.placed import placed
 from fedtailor.tree import BUFFER
 
 ROOM = 1 << 30  # bytes that the outputs may take; beyond, every batch goes through all layers
@@ -27,8 +29,11 @@ CHUNK = 256  # rows at once
 _made: MutableMapping[str, Tensor] = WeakValueDictionary()  # while one run holds them, others use them too
 
 
-def after_prefix(task: Task, federation: Federation) -> tuple[Task, Federation, tuple[str, ...]]:
-    """Return (task of the layers that follow, federation of their inputs, a note); unchanged where nothing is saved."""
+def after_prefix(task: Task, federation: Federation, device: torch.device = CPU) -> tuple[Task, Federation, tuple[str, ...]]:
+    """Return (task of the layers that follow, federation of their inputs, a note); unchanged where nothing is saved.
+
+    The outputs are computed on ``device`` and kept on the CPU.
+    """
     prefix = task.prefix
     if prefix is None or federation.tokens:  # of tokens they are an embedding: a lookup, whose output is larger than the rows
         return task, federation, ()
@@ -39,9 +44,9 @@ def after_prefix(task: Task, federation: Federation) -> tuple[Task, Federation, 
     layers = f"{len(prefix.layers)} frozen layers (to {prefix.layers[-1]})"
     if size > ROOM:
         return task, federation, (f"The output of the first {layers} would take {size / 1e9:.1f} GB and was not kept.",)
-    key = _key(task)
-    public = None if task.public is None else _through(task, task.public, key)
-    new = {split: _split(task, getattr(federation, split), key) for split in ("train", "test", "val")}
+    apply = _on(task, device)
+    public = None if task.public is None else apply(task.public)
+    new = {split: _split(getattr(federation, split), apply) for split in ("train", "test", "val")}
     features = replace(federation, **new, public=public)  # type: ignore[arg-type]
     note = f"The first {layers} were computed once for every row."
     inputs = features.train.x[:0].clone()
@@ -62,9 +67,28 @@ def keep_outputs() -> Iterator[None]:
         _made = before
 
 
-def through(task: Task, x: Tensor) -> Tensor:
-    """Return rows as they leave the frozen first layers."""
-    return _through(task, x, _key(task))
+def through(task: Task, x: Tensor, device: torch.device = CPU) -> Tensor:
+    """Return rows as they leave the frozen first layers, computed on ``device``."""
+    return _on(task, device)(x)
+
+
+def _on(task: Task, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Return the first layers as a function from rows to outputs, both on the CPU; what was computed before is not again."""
+    prefix, key = placed(task, device).prefix, f"{_key(task)} {device}"
+    assert prefix is not None
+
+    def layers(part: Tensor) -> Tensor:
+        return prefix.apply(part.to(device)).cpu()
+
+    def apply(x: Tensor) -> Tensor:
+        rows = f"{key} {tuple(x.shape)} {x.dtype} {hashlib.sha256(x.contiguous().numpy().data).hexdigest()}"
+        output = _made.get(rows)
+        if output is None:
+            output = torch.cat([layers(part) for part in x.split(CHUNK)]) if len(x) else x
+            _made[rows] = output
+        return output
+
+    return apply
 
 
 def _key(task: Task) -> str:
@@ -75,15 +99,5 @@ def _key(task: Task) -> str:
     return f"{task.prefix.apply} {hashlib.sha256(tree.pack(weights)).hexdigest()}"
 
 
-def _split(task: Task, split: Split | None, key: str) -> Split | None:
-    return None if split is None else replace(split, x=_through(task, split.x, key))
-
-
-def _through(task: Task, x: Tensor, key: str) -> Tensor:
-    assert task.prefix is not None
-    rows = f"{key} {tuple(x.shape)} {x.dtype} {hashlib.sha256(x.contiguous().numpy().data).hexdigest()}"
-    output = _made.get(rows)
-    if output is None:
-        output = torch.cat([task.prefix.apply(part) for part in x.split(CHUNK)]) if len(x) else x
-        _made[rows] = output
-    return output
+def _split(split: Split | None, apply: Callable[[Tensor], Tensor]) -> Split | None:
+    return None if split is None else replace(split, x=apply(split.x))

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from fedtailor.algorithms import origin
@@ -40,7 +41,9 @@ from fedtailor.metrics.cost import probe
 from fedtailor.models.mixed import Mixed
 from fedtailor.runs.store import Store
 from fedtailor.task import Task
+from fedtailor.task.device import AUTO, backend, find, without_double
 from fedtailor.task.layers import keyed
+from fedtailor.task.placed import check_gain, lowered, placed
 from fedtailor.theory.constants import Constants
 from fedtailor.theory.resolve import resolve
 
@@ -71,6 +74,11 @@ class Prepared:
     loop_only: str | None = None  # why the model of the user's own is right on the loop engine alone
 
     @property
+    def device(self) -> torch.device:
+        """Where clients and server compute."""
+        return self.plan.device
+
+    @property
     def algorithm(self) -> Algorithm:
         return self.plan.algorithm
 
@@ -91,7 +99,7 @@ class Prepared:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """Bytes down and up, parameters trained and notes on speed, found by letting one client take a step."""
-        return probe(self.plan)
+        return probe(self.plan.on_host)
 
     @cached_property
     def privacy(self) -> dict[str, Any]:
@@ -139,7 +147,8 @@ class Prepared:
     def start(self) -> State:
         """Return the state before the first round."""
         with keyed(self.plan.key("start", 0)):
-            return State(*self.algorithm.init_server(self.plan.task), Store(len(self.plan.federation)))
+            shared, server = self.algorithm.init_server(self.plan.on_host.task)  # the same numbers on every device
+        return State(self.plan.here(shared), self.plan.here(server), Store(len(self.plan.federation), device=self.device))
 
     def engine(self, state: State, earlier: Mapping[str, Any] | None = None) -> tuple[Engine, str]:
         """Return (the engine, why it is this one) for rounds from ``state`` on; a resumed run keeps the ``earlier`` one."""
@@ -175,6 +184,7 @@ def prepare(
     _check(algorithm, federation, options)
     check_options(algorithm, options)
     dtype = DTYPES[options.dtype]
+    device = _device(options, dtype)
     federation, inside, outside = readied(federation, options)
     if isinstance(model, Mixed):
         federation = with_architectures(federation, model)
@@ -182,7 +192,7 @@ def prepare(
     task = with_pieces(task, federation if outside is None else federation.take(inside), options)
     augment = augmented_by(options.augment, federation)
     whole = algorithm.reads_rows or augment is not None  # frozen first layers see the rows as they are in each step
-    trained, rows, notes = (task, federation, ()) if whole else after_prefix(task, federation)
+    trained, rows, notes = (task, federation, ()) if whole else after_prefix(task, federation, device)
     ours = isinstance(model, str) and not origin.is_spec(model) and options.loss is None
     problems = [] if ours else findings(trained, rows.train.x, rows.train.y)
     learners = rows if outside is None else rows.take(inside)
@@ -202,14 +212,16 @@ def prepare(
     if settled.opt.privacy is not None and settled.opt.privacy.target_epsilon is not None:
         open_plan = plan(settled, learners)
         settled = with_noise(settled, open_plan, visits_of(open_plan, options.rounds, size))
-    newcomers = None if outside is None else plan(settled, rows.take(outside))
+    there = placed(trained, device) if options.autocast is None else lowered(placed(trained, device), device)
+    newcomers = None if outside is None else plan(settled, rows.take(outside)).on(device, there)
     trains = plan(settled, learners)
     check_crowd(trains)
     if isinstance(model, Mixed):
         check_mixed(trains, model)
     check_end(trains, options)
     began = beginning_of(algorithm, options, federation)
-    notes = (*task.notes, *notes)
+    trains = trains.on(device, there)
+    notes = (*task.notes, *notes, *_said(options, trains))
     return Prepared(
         algorithm, model, options, task, federation, trains, newcomers, size, constants, notes, secret, began, refuse(problems)
     )
@@ -233,6 +245,29 @@ def _attendance(algorithm: Algorithm, learners: Federation, options: Options) ->
     if options.user_clip is not None:
         raise InvalidArgument("where whole clients are private, each is drawn by chance; give cohort a share, not who is there")
     return Attendance(options.attendance, learners, options.seed, algorithm.roll_call)
+
+
+def _device(options: Options, dtype: torch.dtype) -> torch.device:
+    """Return where to compute; refuse what a device cannot do."""
+    device = find(options.device, dtype)
+    if device.type != "cpu" and options.engine in ABOVE:
+        raise InvalidArgument(f"engine={options.engine!r} computes on the CPU, not on {device}; use loop, vectorized or auto")
+    if device.type != "cpu" and (options.workers or 1) > 1:
+        raise InvalidArgument(f"worker processes share the CPU, not {device}; leave workers out, or use device='cpu'")
+    if options.autocast is not None:
+        check_gain(device, dtype)
+    return device
+
+
+def _said(options: Options, plan: Plan) -> list[str]:
+    """Return what a reader should know about where the run was computed; nothing on the CPU."""
+    if plan.host is None:
+        if options.device == AUTO and options.dtype == "float64":
+            return [f"Computed on the CPU: {kind} has no float64." for kind in without_double()]
+        return []
+    title, streamed = backend(plan.device).title(plan.device), plan.federation is plan.host.federation
+    rows = "; the rows stay in the computer's memory and are copied batch by batch" if streamed else ""
+    return [f"Computed on {plan.device} ({title}){', with passes in bfloat16' if options.autocast else ''}{rows}."]
 
 
 def newcomers_of(federation: Federation, share: float, seed: int) -> Ids | None:

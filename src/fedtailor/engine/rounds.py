@@ -10,7 +10,7 @@ import torch
 
 from fedtailor import tree
 from fedtailor.algorithms.base import Algorithm, Round
-from fedtailor.engine.base import NOBODY, Engine, step_size
+from fedtailor.engine.base import NOBODY, Engine, all_finite, step_size
 from fedtailor.engine.setup import drawn
 from fedtailor.engine.state import State
 from fedtailor.errors import Diverged
@@ -35,7 +35,7 @@ def play_on(engine: Engine, state: State, rounds: int, size: int) -> Iterator[Ro
             upload = engine.round(plan.sent(state.shared, state.server, rnd), ids, rnd, state.store, lost=lost)
             if upload is None and len(lost) == len(ids):
                 continue  # no upload arrives: the server has nothing to go by
-            with keyed(plan.key("server", number, exchange=exchange)):
+            with keyed(plan.key("server", number, exchange=exchange), plan.device):
                 state.shared, state.server = plan.algorithm.server_update(plan.task, state.shared, state.server, upload, rnd)
             _check_server(plan.algorithm, state.shared, rnd)
         state.sent = plan.sent_after(state.shared, state.server, number + 1, rounds)
@@ -52,6 +52,8 @@ def play(
 
 
 def _check_server(algorithm: Algorithm, shared: Any, rnd: Round) -> None:
+    if all_finite([shared]):
+        return
     for path, leaf in tree.items(shared):
         if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
             raise Diverged(rnd.number, ["the server"], f"the shared {path}", step_size(algorithm, rnd))

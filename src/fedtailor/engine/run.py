@@ -6,10 +6,11 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from fedtailor.algorithms.base import Algorithm, Round
@@ -31,6 +32,7 @@ from fedtailor.runs.journal import Journal
 from fedtailor.runs.patience import StopRequest, patience
 from fedtailor.runs.record import columns_of
 from fedtailor.task import Task
+from fedtailor.task.device import backend
 
 Callback = Callable[[dict[str, Any]], None]
 
@@ -76,13 +78,16 @@ def run(
         earlier = None if journal is None else journal.earlier
         if journal is not None and ready.is_secret:
             noise_key.keep(journal.folder, ready.secret, begun=earlier is not None)
+        places = _places(earlier, ready.device)
+        if len(places) > 1:
+            ready = replace(ready, notes=(*ready.notes, _moved_on(places)))
         if earlier is not None:
             state.restore(earlier.checkpoint.state, earlier.records)
             began -= earlier.seconds  # the time of earlier sittings counts
         engine, why = ready.engine(state, None if earlier is None else earlier.checkpoint.facts)
         stack.enter_context(engine)
         with patience(journal is not None) as stop:  # what comes after the last checkpoint may be stopped at any moment
-            diary = Diary(journal, {"engine": engine.name, "engine_reason": why}, stop, callback, began)
+            diary = Diary(journal, {"engine": engine.name, "engine_reason": why, "devices": places}, stop, callback, began)
             clients = _train(ready, engine, state, diary)
         finished = _finished(ready, engine, why, state, clients, None if earlier is None else earlier.summary)
         if earlier is None or earlier.summary is None:
@@ -96,7 +101,7 @@ def _finished(ready: Prepared, engine: Engine, why: str, state: State, clients: 
     state.sent = ready.plan.sent_after(state.shared, state.server, state.reported + 1, ready.options.rounds)
     measured, newcomers = meet(ready, state)
     summary = {**summarise(ready, engine, why, state, clients), **measured} if written is None else written
-    whole, trees = (ready.task, ready.federation), (state.shared, state.server, state.store)
+    whole, trees = (ready.task, ready.federation), (engine.out(state.shared), engine.out(state.server), state.store)
     finished = Run(ready.algorithm, *whole, *trees, engine, newcomers, state.records, clients, summary)
     if ready.options.shift and "shifted" not in summary:
         summary |= shifted_tests(finished, ready.options.shift)
@@ -113,6 +118,16 @@ def _write(finished: Run, ready: Prepared, journal: Journal | None, began: float
     digests = journal.digests()
     summary["seconds"] = time.perf_counter() - began
     journal.finish(summary, digests)
+
+
+def _places(earlier: Any, device: torch.device) -> list[str]:
+    """Return the devices on which the run was computed so far, in order, with this one."""
+    before = [] if earlier is None else list(earlier.checkpoint.facts.get("devices", ["cpu"]))
+    return before if before and before[-1] == str(device) else [*before, str(device)]
+
+
+def _moved_on(places: list[str]) -> str:
+    return f"Begun on {places[0]} and continued on {', then '.join(places[1:])}: not the bits of a run on one device."
 
 
 @dataclass(frozen=True)
@@ -150,6 +165,7 @@ def _train(ready: Prepared, engine: Engine, state: State, diary: Diary) -> Colum
     columns: dict[int, Columns] = {}  # of the round that the run would end with
     began = time.perf_counter()
     for rnd in play_on(engine, state, rounds, ready.size) if state.stopped is None else ():
+        backend(ready.device).wait(ready.device)  # what was asked for is computed: the clock shows its time
         record = {**_facts(ready, engine, state, rnd), "seconds": time.perf_counter() - began}
         state.records.append(record)
         done = rnd.number + 1

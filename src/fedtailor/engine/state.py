@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fedtailor.runs.store import Store
+from fedtailor.task.device import moved
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +52,7 @@ class State:
     def go_back(self) -> None:
         """Take the state that was kept, if one was."""
         if self.snapshot is not None:
-            self.shared, self.server, self.store = self.snapshot.shared, self.snapshot.server, Store(self.store.clients)
+            self.shared, self.server, self.store = self.snapshot.shared, self.snapshot.server, self.store.like()
             self.store.fill(self.snapshot.store)
 
     def dump(self) -> Any:
@@ -59,7 +60,10 @@ class State:
         return out if self.snapshot is None else {**out, "kept": self.snapshot.dump()}
 
     def restore(self, dumped: Any, records: list[dict[str, Any]]) -> None:
-        self.shared, self.server, self.records = dumped["shared"], dumped["server"], list(records)
+        """Take back what ``dump`` gave, onto the device of the store."""
+        self.records, device = list(records), self.store.device
+        self.shared, self.server = moved(dumped["shared"], device), moved(dumped["server"], device)
         self.store.fill(dumped["store"])
         if (snapshot := dumped.get("kept")) is not None:
-            self.snapshot = Snapshot(int(snapshot["round"]), snapshot["shared"], snapshot["server"], snapshot["store"])
+            shared, server = moved(snapshot["shared"], device), moved(snapshot["server"], device)
+            self.snapshot = Snapshot(int(snapshot["round"]), shared, server, snapshot["store"])

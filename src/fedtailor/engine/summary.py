@@ -49,6 +49,7 @@ def summarise(ready: Prepared, engine: Engine, why: str, state: State, clients: 
         "clients": len(ready.plan.federation),
         "engine": engine.name,
         "engine_reason": why,
+        "device": str(ready.device),
         "workers": engine.processes if isinstance(engine, LoopEngine) else 1,
         **{key: value for key, value in records[state.reported].items() if key not in OF_THE_ROUND},
         **on_all_rows(engine, sent, store),
@@ -102,7 +103,7 @@ def meet(ready: Prepared, state: State) -> tuple[dict[str, Any], tuple[Engine, S
 
 def add_excess_risk(engine: Engine, clients: Columns) -> None:
     """Add every client's excess risk, ``ier``, where the true parameters are known and are a model of the task's shape."""
-    federation, task = engine.plan.federation, engine.plan.task
+    federation, task = engine.plan.on_host.federation, engine.plan.on_host.task
     same_loss = task.example_loss == task.kind.example_loss  # of another the true parameters are no minimiser
     if same_loss and federation.truth is not None and fits(task, federation.truth[0]):
         clients["ier"] = individual_excess_risk(task, federation, clients["loss_personal"])
@@ -110,11 +111,11 @@ def add_excess_risk(engine: Engine, clients: Columns) -> None:
 
 def _against_truth(engine: Engine, state: State, clients: Columns) -> dict[str, Any]:
     """Return the mean excess risk and distances to the true parameters, where they are known."""
-    truth = engine.plan.federation.truth
+    truth = engine.plan.on_host.federation.truth
     if truth is None or "ier" not in clients:
         return {}
     aer = float(np.dot(engine.plan.weights, clients["ier"]))
-    return {"aer": aer, **distances(truth, state.sent.newcomer, personal_trees(engine, state.sent, state.store))}
+    return {"aer": aer, **distances(truth, engine.out(state.sent.newcomer), personal_trees(engine, state.sent, state.store))}
 
 
 def best(records: Sequence[dict[str, Any]], score: Metric) -> dict[str, Any]:

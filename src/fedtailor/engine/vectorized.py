@@ -19,8 +19,10 @@ from fedtailor.engine.base import NO_ROUND, NOBODY, UNREAD, Engine, Ids, Predict
 from fedtailor.errors import InvalidArgument
 from fedtailor.runs.store import Store
 from fedtailor.server.reduce import Reduce
+from fedtailor.task.device import backend
 
-MEMORY = 256 * 2**20  # bytes of batches and models that a chunk may take
+MEMORY = 256 * 2**20  # bytes of batches and models that a chunk may take on the CPU
+SHARE, LEAST = 0.125, 16 * 2**20  # of another device's free memory, and what it may take at least (gradients take as much again)
 WASTE = 1.5  # a bucket's longest client has at most this many times the work of its shortest
 
 
@@ -83,7 +85,7 @@ class VectorizedEngine(Engine):
         new = self._born(shared, own, ids, data)
         if not known.any():
             return new
-        where = torch.from_numpy(np.flatnonzero(known))
+        where = self.plan.here(torch.from_numpy(np.flatnonzero(known)))
         return tree.map(lambda fresh, old: fresh.clone().index_copy_(0, where, old), new, store.get(ids[known]))
 
     def _born(self, shared: Any, own: Any, ids: Ids, data: Any = None) -> Any:
@@ -138,6 +140,7 @@ class VectorizedEngine(Engine):
             own = sent.own(chunk)
             personal = self._ready(sent.shared, own, chunk, store)
             x, y, mask = self.plan.feed.whole(split, chunk)
+            x = self.plan.feed.here(x)
             mine = self._predict(sent.shared, own, personal, x)
             theirs = None
             if tree.leaves(sent.newcomer):
@@ -151,28 +154,29 @@ class VectorizedEngine(Engine):
                     lambda received, p, rows: plan.algorithm.diagnose(plan.task, joined(sent.shared, received), p, rows),
                     randomness="error",
                 )(own, personal, x)
-            yield Predictions(chunk, mine, theirs, y, mask, facts)
+            theirs, facts = (None if part is None else self.out(part) for part in (theirs, facts))
+            yield Predictions(chunk, self.out(mine), theirs, y.cpu(), mask, facts)
 
     @torch.no_grad()
     def on_common(self, shared: Any, ids: Ids, store: Store, x: Tensor) -> Iterator[tuple[Ids, Tensor]]:
         load = np.full(len(ids), len(x) * self._answer_bytes(x)) + self._load(ids)
-        sent = self.sent(shared)
+        sent, x = self.sent(shared), self.plan.feed.here(x)
         for chunk in self._chunks(ids, sent, load):
             own = sent.own(chunk)
-            yield chunk, self._predict(sent.shared, own, self._ready(sent.shared, own, chunk, store), x, len(chunk))
+            yield chunk, self.out(self._predict(sent.shared, own, self._ready(sent.shared, own, chunk, store), x, len(chunk)))
 
     def personal(self, shared: Any, client: int, store: Store) -> Any:
         sent, one = self.sent(shared), np.array([client])
         own = sent.own(one)
         ready = labelled(self._ready(sent.shared, own, one, store), own)
-        return tree.clone(row(ready, 0))  # the feed's space is used again
+        return self.out(tree.clone(row(ready, 0)))  # the feed's space is used again
 
     @torch.no_grad()
     def personal_chunks(self, shared: Any, store: Store) -> Iterator[tuple[Ids, Any]]:
         sent, ids = self.sent(shared), np.arange(len(self.plan.federation))
         for chunk in self._chunks(ids, sent, self._load(ids)):
             own = sent.own(chunk)
-            yield chunk, tree.clone(labelled(self._ready(sent.shared, own, chunk, store), own))
+            yield chunk, self.out(tree.clone(labelled(self._ready(sent.shared, own, chunk, store), own)))
 
     def _load(self, ids: Ids) -> NDArray[np.int64]:
         """Return the bytes of each client's batches in a round."""
@@ -193,13 +197,19 @@ class VectorizedEngine(Engine):
         state = 8 * sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(message))
         order = np.lexsort((self.plan.federation.keys[ids], -load))
         ids, load = ids[order], load[order]
+        most = chunk_bytes(self.plan.device)
         start = 0
         while start < len(ids):
-            room = max(1, int(MEMORY // max(1, load[start] + state)))
+            room = max(1, int(most // max(1, load[start] + state)))
             similar = int(np.searchsorted(-load[start:], -load[start] / WASTE, "right"))
             stop = start + max(1, min(room, similar))
             yield ids[start:stop]
             start = stop
+
+
+def chunk_bytes(device: torch.device) -> int:
+    """Return the bytes of batches and models that a chunk may take on a device."""
+    return MEMORY if device.type == "cpu" else max(LEAST, int(SHARE * backend(device).free(device)))
 
 
 def _row_bytes(x: Tensor) -> int:

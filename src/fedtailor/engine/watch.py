@@ -38,12 +38,14 @@ class Moment:
     @property
     def shared(self) -> Any:
         """The shared tree after the round."""
-        return self._now()[1].shared
+        engine, state = self._now()
+        return engine.out(state.shared)
 
     @property
     def server(self) -> Any:
         """The server's own tree after the round."""
-        return self._now()[1].server
+        engine, state = self._now()
+        return engine.out(state.server)
 
     def personal(self, client: int | str) -> Any:
         """Return the tree with which a client predicts now."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import grad, vjp
 
 from fedtailor import tree
-from fedtailor.local.loop import Risk, rows_of, scan
+from fedtailor.local.loop import Risk, no_rows, rows_of, scan
 
 
 def hvp_on(risk: Risk, params: Any, batch: Mapping[str, Any], vector: Any) -> Any:
@@ -39,7 +39,7 @@ def hvp(risk: Risk, params: Any, data: Any, vector: Any) -> Any:
         product = tree.map(lambda leaf: leaf * rows.to(leaf), hvp_on(risk, params, batch, vector))
         return {"sum": tree.add(carry["sum"], product), "rows": carry["rows"] + rows}
 
-    total = scan(step, {"sum": tree.zeros(params), "rows": torch.zeros((), dtype=torch.float64)}, data)
+    total = scan(step, {"sum": tree.zeros(params), "rows": no_rows(params)}, data)
     return tree.map(lambda leaf: leaf / total["rows"].to(leaf), total["sum"])
 
 

@@ -136,18 +136,23 @@ class Stacked(Walked):
         genuine = data["mask"] > 0  # [steps, clients, batch]
         counts, (clients, widest) = genuine.sum(-1), genuine.shape[1:]
         busy = data["expected"] > 0 if "expected" in data else counts > 0
-        last = (genuine * torch.arange(1, widest + 1)).amax(-1) if widest else counts  # one past the last real row
-        prefix = bool((busy[:, 1:] <= busy[:, :-1]).all())
-        active, width = busy.sum(1).tolist(), last.amax(1).tolist() if len(last) else []
-        least = counts.masked_fill(~busy, widest).amin(1).tolist() if len(counts) else []
-        for k, (size, rows) in enumerate(zip(active, width, strict=True)):
+        place = torch.arange(1, widest + 1, device=genuine.device)
+        last = (genuine * place).amax(-1) if widest else counts  # one past the last real row
+        if not len(counts):
+            return
+        ordered = (busy[:, 1:] <= busy[:, :-1]).all()
+        facts = [busy.sum(1), last.amax(1), counts.masked_fill(~busy, widest).amin(1), ordered.expand(len(counts))]
+        known = torch.stack(facts, 1).tolist()  # a device is asked once for all steps
+        prefix = bool(known[0][-1])
+        who = busy if prefix else busy.cpu()
+        for k, (size, rows, least, _) in enumerate(known):
             if not size:
                 continue
-            selected: Any = None if size == clients else slice(0, size) if prefix else busy[k].nonzero()[:, 0]
+            selected: Any = None if size == clients else slice(0, size) if prefix else who[k].nonzero()[:, 0].to(busy.device)
             batch = {name: value[k] if selected is None else value[k][selected] for name, value in data.items()}
             if rows < widest:
                 batch.update({name: batch[name][:, :rows] for name in ("x", "y", "mask", "weight") if name in batch})
-            if least[k] == rows:
+            if least == rows:
                 del batch["mask"]
             yield selected, batch
 

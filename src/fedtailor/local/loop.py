@@ -27,6 +27,7 @@ from fedtailor.local.meter import running
 from fedtailor.local.optim import Optimizer
 from fedtailor.local.penalty import Penalty
 from fedtailor.local.stacked import descend_stacked
+from fedtailor.task.device import CPU, widest
 
 
 def scan(step: Callable[[Any, Mapping[str, Any]], Any], carry: Any, data: Any) -> Any:
@@ -73,7 +74,7 @@ def repeat(batch: Mapping[str, Any], steps: int) -> Any:
     """Return one batch as data for ``steps`` steps (no copy)."""
     if isinstance(batch, Guarded):
         return batch.repeated(repeat(batch.data, steps), steps)
-    keys = batch["key"] + torch.arange(steps)
+    keys = batch["key"] + torch.arange(steps, device=batch["key"].device)
     if "mask" not in batch:  # loop engine: a real batch
         index = np.broadcast_to(np.arange(len(batch["y"])), (steps, len(batch["y"])))
         expected = float(batch["expected"]) if "expected" in batch else None
@@ -238,7 +239,15 @@ def rows_of(risk: Risk, params: Any, batch: Mapping[str, Any]) -> Tensor:
     """Return the number of real rows of a batch (or real positions, where ``risk`` is a mean over them)."""
     task = task_of(risk, params, lambda: batch).task
     counted = batch.get("mask") if task is None else task.weigh(batch)
-    return torch.tensor(float(len(batch["y"]))).double() if counted is None else counted.sum().double()
+    if counted is None:
+        return torch.tensor(float(len(batch["y"])), dtype=widest(batch["y"].device))
+    return counted.sum().to(widest(counted.device))
+
+
+def no_rows(params: Any) -> Tensor:
+    """Return a count of rows to begin with, in the most precise numbers of the device."""
+    device = next((leaf.device for leaf in tree.leaves(params)), CPU)
+    return torch.zeros((), dtype=widest(device), device=device)
 
 
 def gradient(risk: Risk, params: Any, data: Any, by_rows: bool = False) -> Any:
@@ -248,12 +257,12 @@ def gradient(risk: Risk, params: Any, data: Any, by_rows: bool = False) -> Any:
     """
 
     def step(carry: Any, batch: Mapping[str, Any]) -> Any:
-        weight = rows_of(risk, params, batch) if by_rows else torch.ones((), dtype=torch.float64)
+        weight = rows_of(risk, params, batch) if by_rows else torch.ones_like(carry["weight"])
         weighted = tree.map(lambda leaf: leaf * weight.to(leaf), gradient_on(risk, params, batch))
         return {"sum": tree.add(carry["sum"], weighted), "weight": carry["weight"] + weight}
 
     if (meter := running()) is not None:
         meter.differentiates(params)
-    total = _fold(step, {"sum": tree.zeros(params), "weight": torch.zeros((), dtype=torch.float64)}, data)
+    total = _fold(step, {"sum": tree.zeros(params), "weight": no_rows(params)}, data)
     mean = tree.map(lambda leaf: leaf / total["weight"].to(leaf), total["sum"])
     return tree.refill(params, (torch.zeros_like(g) if tree.is_buffer(path) else g for path, g in tree.items(mean)))

@@ -25,6 +25,7 @@ from fedtailor.local.gradients import Gradient, Source
 from fedtailor.local.optim import SGD, Optimizer, State
 from fedtailor.local.schedule import Rate
 from fedtailor.task import Task
+from fedtailor.task.device import moved
 from fedtailor.task.rows import shrink
 
 AT_ONCE = 2**24  # numbers of rows' gradients that are written down at a time
@@ -157,6 +158,7 @@ def private_gradient(
     if rows is None:
         mask = batch.get("mask")
         rows = torch.tensor(float(batch["y"].shape[int(stacked)])) if mask is None else mask.sum(-1).clamp(min=1)
+    rows = moved(rows, batch["y"].device)
     return [None if s is None else s / _beside(rows, s, stacked) for s in sums]
 
 
@@ -209,7 +211,7 @@ def _by_row(
     for start in range(0, rows, several):
         part = slice(start, min(start + several, rows))
         grads = vmap(func_grad(loss), in_dims=(None, 0, 0, 0), randomness="different")(
-            own, batch["x"][part], batch["y"][part], torch.arange(part.start, part.stop)
+            own, batch["x"][part], batch["y"][part], torch.arange(part.start, part.stop, device=batch["y"].device)
         )
         squares = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in grads]).sum(0)  # a number has no axis
         factor = shrink(squares.sqrt(), clip)
@@ -227,7 +229,8 @@ class _Normals(torch.autograd.Function):
     @staticmethod
     def forward(key: Tensor, use: Use, like: list[Tensor], stacked: bool) -> tuple[Tensor, ...]:
         shapes = [leaf.shape[int(stacked) :] for leaf in like]
-        return _draw(key if stacked else key.unsqueeze(0), use, shapes, [leaf.dtype for leaf in like], stacked)
+        drawn = _draw(key if stacked else key.unsqueeze(0), use, shapes, like)
+        return drawn if stacked else tuple(part.squeeze(0) for part in drawn)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -237,21 +240,18 @@ class _Normals(torch.autograd.Function):
     def vmap(info: Any, in_dims: Any, key: Tensor, use: Use, like: list[Tensor], stacked: bool) -> Any:
         keys = key.expand(info.batch_size) if in_dims[0] is None else key
         shapes = [leaf.shape if d is None else leaf.movedim(d, 0).shape[1:] for leaf, d in zip(like, in_dims[2], strict=True)]
-        drawn = _draw(keys, use, shapes, [leaf.dtype for leaf in like], True)
+        drawn = _draw(keys, use, shapes, like)
         return drawn, (0,) * len(drawn)
 
 
-def _draw(
-    keys: Tensor, use: Use, shapes: Sequence[torch.Size], dtypes: Sequence[torch.dtype], stacked: bool
-) -> tuple[Tensor, ...]:
-    """Return standard normal numbers from a generator of its own for every key."""
+def _draw(keys: Tensor, use: Use, shapes: Sequence[torch.Size], like: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return standard normal numbers [keys, *shape], from a generator of its own for every key, where ``like`` is."""
     assert use.secret is not None
     sizes = [shape.numel() for shape in shapes]
-    kind = np.float64 if torch.float64 in dtypes else np.float32
+    kind = np.float64 if any(leaf.dtype == torch.float64 for leaf in like) else np.float32
     words = keys.detach().cpu().tolist()
     flat = np.empty((len(words), sum(sizes)), kind)
     for row, word in zip(flat, words, strict=True):
         use.secret.generator(word, use.number).standard_normal(out=row, dtype=kind)
-    parts = torch.from_numpy(flat).split(sizes, 1)
-    wide = [p.reshape(len(words), *shape).to(dtype) for p, shape, dtype in zip(parts, shapes, dtypes, strict=True)]
-    return tuple(wide if stacked else [p.squeeze(0) for p in wide])
+    parts = torch.from_numpy(flat).to(like[0].device).split(sizes, 1)
+    return tuple(p.reshape(len(words), *shape).to(leaf.dtype) for p, shape, leaf in zip(parts, shapes, like, strict=True))

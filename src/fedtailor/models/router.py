@@ -77,7 +77,7 @@ def scores(
             h = torch.relu(F.linear(h, params[f"base.{j}.weight"], params[f"base.{j}.bias"]))
             if dropout and key is not None:
                 first = 0 if row is None else row * h.shape[1]
-                h = h * (uniform(key, STREAM + j, h.shape, first) >= dropout).to(h) / (1 - dropout)
+                h = h * (uniform(key, STREAM + j, h.shape, first, h.device) >= dropout).to(h) / (1 - dropout)
         if j < routes or j == max(routes, levels):
             k = min(j, routes)
             exit_scores.append(F.linear(h, params[f"exit.{k}.weight"], params[f"exit.{k}.bias"]))

@@ -31,6 +31,9 @@ class _Plan(Protocol):
     @property
     def federation(self) -> Federation: ...
 
+    @property
+    def on_host(self) -> _Plan: ...
+
     def sent_after(self, shared: Any, server: Any, done: int, rounds: int) -> Any: ...
 
 
@@ -98,7 +101,7 @@ class Run:
     def sent(self) -> Any:
         """Return what the server would send now, to everyone and to each client (``engine.base.Sent``)."""
         done = self.summary.get("kept_round", len(self.history) - 1) + 1
-        return self.engine.plan.sent_after(self.shared, self.server, done, len(self.history))
+        return self.engine.plan.on_host.sent_after(self.shared, self.server, done, len(self.history))
 
     def __repr__(self) -> str:
         score, name = self.task.score, self.task.score.name

@@ -30,6 +30,7 @@ class Asked(TypedDict):
     seed: Annotated[int, "Seed of training."]
     engine: Annotated[str, "The engine that ran it."]
     engine_reason: Annotated[str, "Why this engine."]
+    device: Annotated[str, "Where it was computed: cpu, cuda:N or mps:0; the last one, where it was continued on another."]
     workers: Annotated[int, "Worker processes."]
     notes: Annotated[list[str], "What was assumed about the data and the model."]
     seconds: Annotated[float, "Time taken, that of earlier sittings included."]

@@ -18,6 +18,7 @@ from fedtailor import tree
 from fedtailor.data import rng
 from fedtailor.data.secret import Secret
 from fedtailor.server.reduce import Mean
+from fedtailor.task.device import in_double
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,9 @@ class NoisyMean(Mean):
         if not tree.leaves(uploads):  # nothing is sent
             return super().add(state, uploads, weights, places)
         squares = [leaf.reshape(len(weights), -1).square().sum(1) for leaf in tree.leaves(uploads)]
-        norms = torch.stack([square.to(torch.float64) for square in squares]).sum(0).sqrt()
+        norms = torch.stack([in_double(square) for square in squares]).sum(0).sqrt()
         factor = (self.crowd.clip / norms.clamp(min=self.crowd.clip)) * float(not self.empty)
-        return super().add(state, uploads, factor, places)
+        return super().add(state, uploads, factor.cpu(), places)
 
     def finish(self, state: Any) -> Any:
         total, _ = state

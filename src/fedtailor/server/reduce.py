@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedtailor import tree
 from fedtailor.errors import InvalidArgument
+from fedtailor.task.device import in_double
 
 
 class Reduce(ABC):
@@ -155,8 +156,8 @@ class GeometricMedian(Stack):
     def finish(self, state: Any) -> Any:
         uploads = super().finish([(chunk, places) for chunk, places, _ in state])
         order = torch.cat([places for _, places, _ in state]).argsort()
-        weights = torch.cat([own for *_, own in state])[order].double()
         flat = _flat(uploads)
+        weights = torch.cat([own for *_, own in state])[order].double().to(flat.device)
         point = flat.median(0).values  # a start that no minority can move far
         for _ in range(self.steps):
             apart = (flat - point).norm(dim=1)
@@ -173,7 +174,7 @@ def _flat(uploads: Any) -> Tensor:
     for path, leaf in tree.items(uploads):
         if not leaf.is_floating_point():
             raise InvalidArgument(f"the upload {path!r} is of type {leaf.dtype} and has no distance to others; upload floats")
-    return torch.cat([leaf.reshape(len(leaf), -1).double() for leaf in tree.leaves(uploads)], 1)
+    return torch.cat([in_double(leaf.reshape(len(leaf), -1)) for leaf in tree.leaves(uploads)], 1)
 
 
 def _unflat(point: Tensor, like: Any) -> Any:

@@ -19,6 +19,7 @@ from torch._C import _functorch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedtailor.errors import InvalidArgument
+from fedtailor.task.device import CPU, backend
 
 
 class _Draws:
@@ -55,19 +56,24 @@ def batch_context(mask: Tensor | None, key: Tensor | None, row: Tensor | None = 
 
 
 @contextmanager
-def keyed(key: int | Tensor | None) -> Iterator[None]:
-    """Start torch's generator from ``key`` inside; outside it goes on as if nothing had been drawn. None leaves it alone, and so
-    does a key that belongs to ``vmap``, whose clients share one generator: there the engine refuses draws."""
+def keyed(key: int | Tensor | None, device: torch.device = CPU) -> Iterator[None]:
+    """Start torch's generators (the CPU's and the device's) from ``key`` inside; outside they go on as if nothing had been drawn.
+    None leaves them alone, and so does a key that belongs to ``vmap``, whose clients share one generator: there the engine
+    refuses draws."""
     if key is None or (isinstance(key, Tensor) and _functorch.is_batchedtensor(key)):
         yield
         return
-    generator = torch.default_generator
-    state = generator.get_state()
-    generator.manual_seed(int(key) % 2**64)
+    own = torch.default_generator if device.type == "cpu" else backend(device).generator(device)
+    generators = [torch.default_generator, *([] if own is None or own is torch.default_generator else [own])]
+    states = [generator.get_state() for generator in generators]
+    word = int(key) % 2**64
+    for generator in generators:
+        generator.manual_seed(word)
     try:
         yield
     finally:
-        generator.set_state(state)
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
 
 
 def under_way() -> BatchContext:
@@ -158,13 +164,23 @@ class Dropout(nn.Module):
         shape = input.shape[:2] + (1,) * (input.dim() - 2) if self.whole_channels else input.shape
         if key is None:
             raise InvalidArgument("a module with dropout needs a batch with a `key` when it trains")
-        keep_mask = uniform(key, draws.take(), shape, 0 if row is None else row * torch.Size(shape).numel()) >= self.p
+        first = 0 if row is None else row * torch.Size(shape).numel()
+        keep_mask = uniform(key, draws.take(), shape, first, input.device) >= self.p
         return input * keep_mask.to(input) / (1 - self.p)
 
 
-def uniform(key: Tensor, stream: int, shape: torch.Size | tuple[int, ...], first: int | Tensor = 0) -> Tensor:
-    """Return uniform numbers in [0, 1): entry j depends on (key, stream, first + j) only (SplitMix64 on a counter)."""
-    counter = torch.arange(int(torch.Size(shape).numel()), dtype=torch.int64, device=key.device).view(shape) + first
+def uniform(
+    key: Tensor,
+    stream: int,
+    shape: torch.Size | tuple[int, ...],
+    first: int | Tensor = 0,
+    device: torch.device | None = None,
+) -> Tensor:
+    """Return uniform numbers in [0, 1): entry j depends on (key, stream, first + j) only (SplitMix64 on a counter).
+
+    They are on ``device`` (None: where the key is); a single key may be on the CPU.
+    """
+    counter = torch.arange(int(torch.Size(shape).numel()), dtype=torch.int64, device=device or key.device).view(shape) + first
     start = _finalise(key + _signed(0x9E3779B97F4A7C15 * (stream + 1) % 2**64))
     word = _finalise(start + counter * _signed(0xD1342543DE82EF95))
     return ((word >> 40) & 0xFFFFFF).to(torch.float32) / 2**24

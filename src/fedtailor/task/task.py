@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -262,7 +262,7 @@ def _from_module(
         apply=_linear_apply if form else functions.apply,
         example_loss=kind.example_loss,
         init=lambda: {name: value.clone() for name, value in start.items()},
-        features=functions.before(head) if head is not None else None,
+        features=partial(functions.before, head) if head is not None else None,
         head=head,
         groups={group: _moving((aliases.get(name, name) for name in members), start) for group, members in all_groups.items()},
         blocks=tuple(block.bind(evaluator, trainer, start) for block in chain),
@@ -300,25 +300,21 @@ class _Functions(NamedTuple):
     def forward(self, model: Model, batch: Batch) -> tuple[Tensor, Model]:
         state = {self.names[k]: v.detach().clone() if k in self.in_place else v for k, v in model.items()}
         key, row = batch.get("key"), batch.get("row")
-        with batch_context(batch.get("mask"), key, row), keyed(key if self.draws and row is None else None):
+        with batch_context(batch.get("mask"), key, row), keyed(key if self.draws and row is None else None, batch["x"].device):
             arguments = ((batch["x"],),) if self.call is None else self.call(batch["x"])
             logits = functional_call(self.trainer, state, *arguments)  # a rebound buffer is written back to `state`
         return logits, {k: state[self.names[k]] for k in model if k.startswith(BUFFER)}
 
-    def before(self, path: str) -> Callable[[Model, Tensor], Tensor]:
-        """Return a function that computes the input of the layer ``path``."""
-
-        def features(model: Model, x: Tensor) -> Tensor:
-            seen: list[Tensor] = []
-            layer = self.evaluator.get_submodule(path)
-            handle = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-            try:
-                self.apply(model, x)
-            finally:
-                handle.remove()
-            return seen[-1]
-
-        return features
+    def before(self, path: str, model: Model, x: Tensor) -> Tensor:
+        """Return the input of the layer ``path``."""
+        seen: list[Tensor] = []
+        layer = self.evaluator.get_submodule(path)
+        handle = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            self.apply(model, x)
+        finally:
+            handle.remove()
+        return seen[-1]
 
 
 def _prefix(task: Task, whole: _Functions, paths: Sequence[str], cut: int, head: str | None) -> Prefix:
@@ -332,7 +328,7 @@ def _prefix(task: Task, whole: _Functions, paths: Sequence[str], cut: int, head:
             task,
             apply=rest.apply,
             forward=rest.forward,
-            features=rest.before(head) if head is not None else None,
+            features=partial(rest.before, head) if head is not None else None,
             blocks=tuple(block for block in blocks if block.path),
         ),
     )
