@@ -64,7 +64,7 @@ def test_replies_are_taken_from_the_node_that_was_asked_and_silence_has_a_reason
         )
 
     class Grid:
-        """Node 1 answers, 2 fails, 3 is silent, 4 sends what cannot be read; 5 is not connected."""
+        """Node 1 answers twice, 2 fails, 3 is silent, 4 sends what cannot be read; 5 is not connected."""
 
         def get_node_ids(self):
             return [1, 2, 3, 4]
@@ -76,7 +76,8 @@ def test_replies_are_taken_from_the_node_that_was_asked_and_silence_has_a_reason
             broken = flower.to_records(Parcel({}, {}))
             broken.config_records["pieces"]["text"] = "?"
             good = flower.to_records(Parcel({"said": 1}, {}))
-            return [reply(1, good), reply(2, None, "no\nroom"), reply(4, broken)]
+            again = flower.to_records(Parcel({"said": 2}, {}))
+            return [reply(1, good), reply(1, again), reply(2, None, "no\nroom"), reply(4, broken)]
 
     monkeypatch.setattr(flower, "Message", message)  # Flower's own belongs to a run
     names = {"one": 1, "two": 2, "three": 3, "four": 4, "five": 5}
