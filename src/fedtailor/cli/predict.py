@@ -219,7 +219,12 @@ def _predict_part(saved: Saved, answer: Answer, client: str | None, part: pd.Dat
     out = answer(x)
     classes = saved.facts["classes"] or [str(i) for i in range(out.shape[-1])]
     restore = (lambda values: values) if saved.schema is None else saved.schema.restore
-    return part.assign(**saved.task.kind.written(out, classes, restore))
+    import numpy as np
+
+    columns = saved.task.kind.written(out, classes, restore)
+    if (cut := saved.facts.get("threshold")) is not None:
+        columns["prediction"] = np.asarray(classes, object)[(columns[f"probability {classes[1]}"] >= cut).astype(int)]
+    return part.assign(**columns)
 
 
 def _predict_tokens(saved: Saved, answer: Answer, part: pd.DataFrame) -> pd.DataFrame:

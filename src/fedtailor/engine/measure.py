@@ -21,6 +21,7 @@ from fedtailor.engine.loop import LoopEngine
 from fedtailor.engine.mixed import by_architecture
 from fedtailor.engine.prefix import through
 from fedtailor.errors import InvalidData
+from fedtailor.metrics import threshold
 from fedtailor.metrics.client import accuracy_on, measure, scored
 from fedtailor.metrics.cost import work_of_prediction
 from fedtailor.metrics.rows import spread_of
@@ -97,6 +98,25 @@ def on_all_rows(engine: Engine, shared: Any, store: Store) -> dict[str, Any]:
             if score is not None:
                 out[f"{metric.name}_rows_{side}"] = None if np.isnan(score[0]) else float(score[0])
     return out
+
+
+def at_threshold(engine: Engine, shared: Any, store: Store, measure: str | None) -> dict[str, Any]:
+    """The threshold that is best by ``measure`` on all clients' validation rows, each predicted by its own client's model, and
+    what it gives on their test rows; nothing where none was asked for."""
+    plan = engine.plan
+    if measure is None or plan.federation.val is None:
+        return {}
+    found = {}
+    for name, split in (("val", plan.federation.val), ("test", plan.federation.test)):
+        parts: list[tuple[Tensor, Tensor]] = []
+        for _, own, _, y, mask, _ in engine.predictions(shared, np.arange(len(plan.federation)), store, split):
+            real = mask > 0
+            parts.append((torch.softmax(own[real].double(), -1)[:, 1], y[real] == 1))
+        found[name] = tuple(torch.cat(column).numpy() for column in zip(*parts, strict=True))
+    chosen = threshold.choose(measure, *found["val"])
+    if chosen is None:
+        return {"threshold": None}
+    return {"threshold": chosen, "at_threshold": threshold.at(chosen, *found["test"])}
 
 
 @torch.no_grad()

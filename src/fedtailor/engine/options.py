@@ -166,13 +166,18 @@ class Options(Cohort, Members, Training):
     new_clients: float = Field(0.0, ge=0, lt=1, description="Share of clients held out, to meet the final model.")
     shift: tuple[str, ...] = Field((), description="Test images to corrupt as well, as contrast:3 (severity 1 to 5).")
     loss: str | None = Field(
-        None, description="A loss of your own, (logits, y) to one number per row: mine.py:my_loss (default: the task's)."
+        None,
+        description="huber (of numbers; huber@2.5 sets its delta), or one of your own: mine.py:my_loss (default: the task's).",
     )
     augment: str | None = Field(
         None, description="A function of your own that changes the rows of a batch, (x, draw) to rows: mine.py:flip."
     )
     class_weights: Literal["balanced"] | tuple[float, ...] | None = Field(
         None, description="Weights of the classes in the loss, separated by commas, or balanced: rare ones count more."
+    )
+    threshold: Literal["f1", "balanced_accuracy", "accuracy"] | None = Field(
+        None,
+        description="Of two classes: choose on validation rows from which probability on the second is said, for this measure.",
     )
     metrics: tuple[str, ...] = Field(
         (), description="Measures of your own, a client's (logits, y) to a number: mine.py:f1,mine.py:recall."
@@ -200,6 +205,7 @@ class Options(Cohort, Members, Training):
         "score",
         "augment",
         "autocast",
+        "threshold",
     )  # unknown to earlier versions: left out where they are not set
     HOW: ClassVar[tuple[str, ...]] = ("workers", "worker_timeout", "device", "checkpoint_every", "shift", "start")
 
@@ -207,7 +213,7 @@ class Options(Cohort, Members, Training):
     @classmethod
     def _functions_by_name(cls, value: Any, info: ValidationInfo) -> Any:
         """A function is written as where it is to be found; of ``metrics={"f1": function}`` the names go before it."""
-        if value is None or value == ():
+        if value is None or value == () or (info.field_name == "loss" and is_huber(value)):
             return value
         from fedtailor.algorithms.origin import specs_of
 
@@ -384,6 +390,11 @@ def without_privacy(name: str) -> str:
         f"{name} is for run and compare: what this command learns from the rows has no noise on it, and no epsilon would count "
         "it; ask on public rows, or leave it out"
     )
+
+
+def is_huber(loss: Any) -> bool:
+    """Whether a loss is Huber's by name: huber, or huber@2.5 with the delta in units of the label."""
+    return isinstance(loss, str) and re.fullmatch(r"huber(@.*)?", loss.strip().lower()) is not None
 
 
 def names(kind: type[Checked]) -> list[str]:

@@ -17,11 +17,12 @@ from torch import Tensor
 from fedtailor.algorithms import origin
 from fedtailor.data.augment import Augment
 from fedtailor.data.federation import Federation
-from fedtailor.engine.options import Options
+from fedtailor.engine.options import Options, is_huber
 from fedtailor.engine.start import started
 from fedtailor.errors import InvalidArgument, nearest
 from fedtailor.task import Task
 from fedtailor.task.kinds import KINDS
+from fedtailor.task.robust import huber
 from fedtailor.task.scores import ALIASES, AUC, RARE, Metric, Numbers, named
 
 Function = Callable[..., Any]
@@ -29,7 +30,13 @@ Function = Callable[..., Any]
 
 def with_pieces(task: Task, federation: Federation, options: Options) -> Task:
     """Return the task with the loss, the measures and the start that were asked for."""
-    if options.loss is not None:
+    if is_huber(options.loss):
+        assert options.loss is not None
+        if not federation.kind.least_squares:
+            raise InvalidArgument(f"huber is a loss of numbers and the task is {federation.kind}; leave it out")
+        loss, note = huber(options.loss, federation.train.y)
+        task = replace(task, example_loss=loss, notes=(*task.notes, note))
+    elif options.loss is not None:
         task = replace(task, example_loss=origin.function_of(options.loss))
     if options.class_weights is not None:
         weights = torch.tensor(class_weights(federation, options.class_weights), dtype=torch.float64)

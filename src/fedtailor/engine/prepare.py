@@ -288,6 +288,9 @@ def _check(algorithm: Any, federation: Any, options: Options) -> None:
         raise InvalidArgument(f"algorithm must be an Algorithm, not {algorithm!r}{hint}")
     if not isinstance(federation, Federation):
         raise InvalidArgument(f"federation must be a Federation (see Federation.from_arrays), not {type(federation).__name__}")
+    if options.threshold is not None and (federation.val is None or federation.labels != 2 or federation.per_position):
+        lacks = "there are no validation rows" if federation.val is None else "there are not two classes, one per row"
+        raise InvalidArgument(f"a threshold of two classes is chosen on validation rows, and {lacks}; leave threshold out")
     if options.patience is not None and (federation.val is None or options.evaluate_every == 0):
         lacks = "validation rows" if federation.val is None else "evaluations between the rounds (evaluate_every)"
         raise InvalidArgument(f"patience looks at validation, and there are no {lacks}; give them, or leave patience out")

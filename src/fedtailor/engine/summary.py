@@ -11,7 +11,16 @@ from fedtailor import tree
 from fedtailor.algorithms.settings import notes_on, spec, written
 from fedtailor.engine.base import Engine
 from fedtailor.engine.loop import LoopEngine
-from fedtailor.engine.measure import Columns, diagnosed, meet_newcomers, on_all_rows, on_public, on_union, personal_trees
+from fedtailor.engine.measure import (
+    Columns,
+    at_threshold,
+    diagnosed,
+    meet_newcomers,
+    on_all_rows,
+    on_public,
+    on_union,
+    personal_trees,
+)
 from fedtailor.engine.prepare import Prepared
 from fedtailor.engine.private import spent
 from fedtailor.engine.state import State
@@ -54,6 +63,7 @@ def summarise(ready: Prepared, engine: Engine, why: str, state: State, clients: 
         **{key: value for key, value in records[state.reported].items() if key not in OF_THE_ROUND},
         **on_all_rows(engine, sent, store),
         **on_union(engine, sent, store, seed),
+        **at_threshold(engine, sent, store, ready.options.threshold),
         **diagnosed(engine, sent, store, seed),
         **on_public(engine, sent, store, seed),
         "trained_parameters": ready.facts["trained_parameters"],

@@ -129,7 +129,8 @@ def save(run: Run, model: Any, options: Mapping[str, Any], folder: Path) -> None
     """Write ``models/``: the shared state, everyone's own, and how to put them to use."""
     personal = stacked(run.personal_chunks(), LARGEST)
     personal["new"] = run.engine.newborn(run.sent) if tree.leaves(run.sent.newcomer) else {}
-    write(folder, (run.algorithm, run.task, run.federation), model, options, run.shared, personal)
+    asked = {**options, "cut": run.summary.get("threshold")}
+    write(folder, (run.algorithm, run.task, run.federation), model, asked, run.shared, personal)
 
 
 def write(
@@ -158,6 +159,7 @@ def write(
         "outputs": federation.outputs,
         "kind": federation.kind,
         "labels": federation.labels,
+        **({} if options.get("cut") is None else {"threshold": options["cut"]}),
         "classes": list(federation.classes),
         "tokens": federation.tokens,
         "per_position": federation.per_position,

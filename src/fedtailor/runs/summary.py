@@ -108,6 +108,10 @@ class Scores(TypedDict, total=False):
     ]
     val_loss_personal: Annotated[Number, "Loss of the personal models on validation rows; it settles ties of the score."]
     val_loss_global: Annotated[Number, "Loss of the shared model on validation rows."]
+    threshold: Annotated[Number, "The probability of the second class from which on it is said, chosen on validation rows."]
+    at_threshold: Annotated[
+        dict[str, Any], "accuracy, f1, balanced_accuracy, sensitivity and specificity on all test rows there."
+    ]
     best_round: Annotated[int | None, "The evaluated round that is best on validation; null without validation rows."]
     best_val_acc_personal: Annotated[Number, "The personal models' score on validation in that round."]
     best_val_mse_personal: Annotated[Number, "The same in regression."]
