@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedtailor.cli import advise, laws, onboard, predict, pretrain, results, sweep, train, trust
+from fedtailor.cli import advise, explain, laws, onboard, predict, pretrain, results, sweep, train, trust
 from fedtailor.cli.base import Group
 from fedtailor.cli.data import data
 from fedtailor.cli.lists import lists
@@ -34,7 +34,7 @@ train.register(app)
 pretrain.register(app)
 advise.register(app)
 sweep.register(app)
-of_runs = (train.resume, results.report, predict.predict, onboard.onboard, results.export)
+of_runs = (train.resume, results.report, predict.predict, onboard.onboard, explain.explain, results.export)
 for command in (*of_runs, trust.key, trust.sign, trust.verify, laws.check):
     app.command()(command)
 app.add_typer(data, name="data")

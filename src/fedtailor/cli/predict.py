@@ -18,6 +18,7 @@ from fedtailor.errors import InvalidArgument, InvalidData, ModelMismatch
 if TYPE_CHECKING:
     import pandas as pd
 
+    from fedtailor.data.federation import Federation
     from fedtailor.runs.models import Saved
 
 Answer = Callable[[Any], Any]  # rows of features (or tokens) to logits
@@ -137,27 +138,37 @@ def test_rows(folder: Path, saved: Saved, rows: Path | None) -> pd.DataFrame:
     """The rows of a run's table that it was tested on; ``rows`` is where the table lies now, if it was moved."""
     import numpy as np
 
-    from fedtailor.config import RunSettings
     from fedtailor.data.tables import read_table
+
+    if saved.schema is None or not saved.schema.client:
+        raise InvalidArgument("--held-out is for runs on a table that has a file of its own; give the rows to predict instead")
+    federation, _, path = own_federation(folder, saved, rows)
+    assert federation.test.rows is not None
+    return read_table(path, (saved.schema.client, saved.schema.label)).iloc[np.sort(federation.test.rows)]
+
+
+def own_federation(folder: Path, saved: Saved, rows: Path | None) -> tuple[Federation, Federation, Path]:
+    """The federation that a run was made with, as read and as trained on, and where it lies; another one is refused."""
+    from fedtailor.config import RunSettings
     from fedtailor.engine.prepare import readied
     from fedtailor.runs.config import fingerprint
     from fedtailor.runs.contents import open_contents
     from fedtailor.runs.layout import IDENTITY
 
-    if saved.schema is None or not saved.schema.client or "data" not in saved.config:
-        raise InvalidArgument("--held-out is for runs on a table that has a file of its own; give the rows to predict instead")
+    if "data" not in saved.config:
+        raise InvalidArgument("the run was made in Python, from a federation that no command makes; do the same there")
     path = Path(saved.config["data"]) if rows is None else rows
-    if not path.is_file():
-        raise InvalidArgument(f"the run's table {str(path)!r} is not there any more; give it, as in predict RUN TABLE --held-out")
+    if (rows is not None or saved.schema is not None) and not path.exists():
+        raise InvalidArgument(f"the run's table {str(path)!r} is not there any more; give it after RUN")
     settings = RunSettings.of({**saved.config, "data": str(path)}, f"{folder}: ")
     federation = settings.federation()
+    ready = readied(federation, settings.options())[0]
     identity = open_contents(folder).json(IDENTITY)
     if identity is None:
         say("whether the table is that of the run cannot be checked: checkpoints/identity.json is not there")
-    elif identity.get("data") != fingerprint(readied(federation, settings.options())[0]):
+    elif identity.get("data") != fingerprint(ready):
         raise ModelMismatch(f"{str(path)!r} is not the table that the run was made with, or it was changed since; give that one")
-    assert federation.test.rows is not None
-    return read_table(path, (saved.schema.client, saved.schema.label)).iloc[np.sort(federation.test.rows)]
+    return federation, ready, path
 
 
 def _substitute(where: Path) -> Saved | None:
