@@ -1,9 +1,10 @@
 """``explain``: which columns a client's model rests on, and in which it differs from the shared one.
 
-A column's importance is how much the loss on test rows grows when its values are dealt out anew among the client's rows, mean
-over several deals. Every row gives one number, so that intervals are Student's over rows; whether a client differs from the
-shared model is judged on the same rows and deals, at a level of 5 % for all of a client's columns together (Bonferroni). Of linear
-models the coefficients stand beside it, of features as they were scaled: what a standard deviation of the column adds.
+A column's importance is how much the loss on test rows grows when its values are dealt out anew among the client's rows,
+mean over several deals. Every row gives one number, so that intervals are Student's over rows; whether a client differs from
+the shared model is judged on the same rows and deals, at a level of 5 % for all of a client's columns together (Bonferroni).
+Of linear models the coefficients stand beside it, of features as they were scaled: what a standard deviation of the column
+adds.
 """
 
 from __future__ import annotations
