@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -95,19 +97,25 @@ def test_a_version_of_flower_that_loads_apps_in_another_way_is_not_answered_with
     from flwr.supernode import cli
     from flwr.supernode.runtime import run_clientapp as command
 
-    from fedtailor.sites import flower
+    from fedtailor.sites import answering, flower
 
     ran = []
     monkeypatch.setattr(cli, "flwr_clientapp", lambda: ran.append(command.get_load_client_app_fn(multi_app=True)("", "", "")))
     for name in ("install_from_fab", "get_load_client_app_fn", "run_clientapp"):
         monkeypatch.setattr(command, name, getattr(command, name))  # restored afterwards
-    flower.answer_by_ours()
+    answering.answer_by_ours()
     assert ran == [flower.client]
     assert command.install_from_fab(b"not even an archive", skip_prompt=True) is None
     monkeypatch.setattr(command, "run_clientapp", lambda: None)
     with pytest.raises(SystemExit, match="does not know"):
-        flower.answer_by_ours()
+        answering.answer_by_ours()
     assert len(ran) == 1
+
+
+def test_a_sites_process_reports_to_flower_before_it_loads_torch():
+    """Before: on a machine under load it was taken for dead while it still imported, and started again and again."""
+    script = "import sys, fedtailor.sites.answering; sys.exit('torch' in sys.modules or 'flwr' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
 def tables(folder, sites=SITES) -> dict[str, object]:

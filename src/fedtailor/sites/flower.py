@@ -1,4 +1,4 @@
-"""Flower: the apps that it starts at the server and at the sites, and its messages as a transport. Nothing else imports flwr."""
+"""Flower: its apps at the server and at the sites, its messages as a transport. Only ``answering`` imports flwr as well."""
 
 from __future__ import annotations
 
@@ -237,19 +237,3 @@ class Simulation:
     def close(self) -> None:
         self._closed.set()
         self._thread.join(ENDING)
-
-
-def answer_by_ours() -> None:
-    """Do what Flower's own command does at a site for one message, but let our app answer, whichever the server has sent.
-
-    The one that came is neither installed nor imported. Where Flower does this in another way than the one known here, nothing is
-    answered at all.
-    """
-    from flwr.supernode import cli
-    from flwr.supernode.runtime import run_clientapp as command
-
-    if not {"install_from_fab", "get_load_client_app_fn"} <= set(command.run_clientapp.__code__.co_names):
-        raise SystemExit("this version of flwr loads apps in a way that fedtailor does not know; install the one it names")
-    command.install_from_fab = lambda *_, **__: None  # type: ignore[assignment]
-    command.get_load_client_app_fn = lambda **_: lambda *__: client
-    cli.flwr_clientapp()

@@ -29,7 +29,7 @@ from fedtailor.sites.names import APP, FAILED, FOLDER, HOME, NODES, nodes_of
 from fedtailor.sites.project import KEY, Network
 
 COMMANDS = "bin"  # the folder of the only commands that a site's SuperNode finds
-OURS = "from fedtailor.sites.flower import answer_by_ours; answer_by_ours()"
+OURS = "from fedtailor.sites.answering import answer_by_ours; answer_by_ours()"
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
