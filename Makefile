@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 # requirements.lock holds the exact files for this kind of machine; any other gets the versions of constraints.txt
 LOCKED = $(shell $(PYTHON) -c "import platform, sys; print(sys.platform, platform.machine(), *sys.version_info[:2])")
 
-.PHONY: help lock demo test check check-all lint docs bench bench-methods bench-advice bench-theory bench-flow bench-perada clean
+.PHONY: help lock demo test test-gpu check check-all lint docs bench bench-methods bench-advice bench-theory bench-flow bench-perada clean
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -30,6 +30,9 @@ demo: $(READY)  ## Compare eight methods on scikit-learn's digits and write repo
 
 test: $(READY)  ## Run the fast tests
 	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-gpu: $(READY)  ## Run the device tests on a real device, if torch sees one (CUDA or MPS; else they are skipped)
+	FEDTAILOR_TEST_DEVICE=auto $(BIN)/python -m pytest tests/engine/test_device.py
 
 lint: $(READY)  ## Format check, lint, types, import directions
 	$(BIN)/ruff format --check src tests benchmarks .ci

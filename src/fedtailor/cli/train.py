@@ -147,6 +147,7 @@ def tell_privacy(summaries: Mapping[str, Mapping[str, Any]]) -> None:
 def resume(
     where: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run or a comparison that was stopped.")],
     workers: Annotated[int | None, typer.Option(help="Processes of the loop engine.", min=1)] = None,
+    device: Annotated[str | None, typer.Option(help="Where to compute from here on: cpu, cuda, cuda:N, mps or auto.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Go on until there are this many rounds, also after the end.", min=1)] = None,
     add: Annotated[str | None, typer.Option(help="Methods to add to a comparison, separated by commas.")] = None,
     set_: Annotated[
@@ -176,6 +177,8 @@ def resume(
             function_of(piece, where)  # refused here if it has changed
     if workers is not None:
         settings["workers"] = workers
+    if device is not None:
+        settings["device"] = device
     if rounds is not None:
         settings["rounds"] = rounds
     if add is not None or set_:
