@@ -56,16 +56,16 @@ def backend() -> Iterator[Callable[..., None]]:
 FEW = ground.federation().take([0, 1])  # with 3 batches, the last of one row, and with one short batch
 
 
-def same(there: Any, here: Any) -> None:
-    """Assert that two trees agree, and that both are on the CPU."""
+def same(there: Any, here: Any, exact: bool = REAL is None) -> None:
+    """Assert that two trees agree, to the bit where ``exact``, and that both are on the CPU."""
     pairs = list(zip(tree.items(there), tree.items(here), strict=True))
     for (path, ours), (other, theirs) in pairs:
         assert path == other
         assert ours.device.type == theirs.device.type == "cpu"
-        if REAL is None or not theirs.is_floating_point():
+        if exact or not theirs.is_floating_point():
             assert torch.equal(ours, theirs), path
         else:
-            torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-3)
+            torch.testing.assert_close(ours, theirs, rtol=1e-2 if REAL else 1e-5, atol=1e-3 if REAL else 1e-6)
 
 
 def asked(algorithm: Algorithm, model: Any, engine: str, device: str, **more: Any) -> Prepared:
@@ -151,12 +151,12 @@ def test_uploads_are_reduced_on_the_device(reduce, backend):
 NOT_COMPARED = ("seconds", "device", "notes", "engine_reason")
 
 
-def same_run(there: ft.Run, here: ft.Run) -> None:
-    same({"shared": there.shared, "server": there.server}, {"shared": here.shared, "server": here.server})
+def same_run(there: ft.Run, here: ft.Run, exact: bool = REAL is None) -> None:
+    same({"shared": there.shared, "server": there.server}, {"shared": here.shared, "server": here.server}, exact)
     for client in range(len(here.federation)):
-        same(there.personal[client], here.personal[client])
+        same(there.personal[client], here.personal[client], exact)
     assert there.summary["device"] == str(find(DEVICE))
-    if REAL is not None:
+    if not exact:
         return
     rounds = [[{key: value for key, value in record.items() if key != "seconds"} for record in r.history] for r in (there, here)]
     assert rounds[0] == rounds[1]
@@ -410,16 +410,19 @@ def tokens() -> ft.Federation:
     return ft.Federation.from_arrays(*rows, tokens=9, task="classification")
 
 
-NETWORKS = [("cnn2", images), ("resnet8:group", images), ("vit:16", images), ("lstm:5", tokens)]
+NETWORKS = [("cnn2", images), ("resnet8:group", images), ("vit:patch=4,dim=8,depth=1,heads=2", images), ("lstm:5", tokens)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("model", "data"), NETWORKS, ids=lambda value: value if isinstance(value, str) else "")
 def test_a_family_of_networks_gives_the_cpus_numbers(model, data, engine):
+    """In channels-last layout (a ResNet on the loop engine) torch sums a gradient in an order that depends on the kind of device:
+    there the last digit may differ; so it does between the fused kernel of an LSTM layer and the layer written out."""
+    exact = REAL is None and not model.startswith("lstm") and not (model.startswith("resnet") and engine == "loop")
     for algorithm in (ft.Ditto(steps=2), ft.FedAvg(steps=2, lr=0.1, opt=ft.Private(noise=1.0, seed=1))):
         ends = [run(algorithm, model, device, data(), engine=engine) for device in (DEVICE, "cpu")]
-        same_run(*ends)
+        same_run(*ends, exact=exact)
 
 
 @pytest.mark.slow

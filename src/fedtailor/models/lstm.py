@@ -19,6 +19,8 @@ CHARACTERS = 256  # vocabularies up to this size are taken for characters: 8 num
 State = tuple[Tensor, Tensor]  # h and c, [rows, hidden]
 SAVED = 16  # numbers per unit and position that a training step saves for its backward pass
 
+FUSED = ("cpu", "cuda", "mps")  # devices with a kernel for a whole layer
+
 
 class Embedding(nn.Embedding):
     """``nn.Embedding`` that refuses rows longer than ``longest`` (None: any)."""
@@ -48,7 +50,7 @@ class LSTMLayer(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Map [rows, positions, inputs] to [rows, positions, hidden]."""
-        if transformed():
+        if transformed() or input.device.type not in FUSED:
             return sweep(self.project(input), self.weight_hh)
         zero = input.new_zeros(1, input.shape[0], self.hidden)
         flat: list[Tensor] = [self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh]

@@ -36,7 +36,18 @@ CONFIG, SCHEMA, CHECKLIST, KEY, SITE = "config.toml", "schema.toml", "CHECKLIST.
 SIGNER, PEERS = "sums.pem", "peers"  # where sums are secure: what a site signs with, and how it knows the others' signatures
 NAME = re.compile(r"[A-Za-z0-9][\w .-]{0,60}")
 PORT = 8443
-NEVER = ("engine", "workers", "worker_timeout", "device", "autocast", "checkpoint_every", "shift", "new_clients", "backbone", "task")
+NEVER = (
+    "engine",
+    "workers",
+    "worker_timeout",
+    "device",
+    "autocast",
+    "checkpoint_every",
+    "shift",
+    "new_clients",
+    "backbone",
+    "task",
+)
 OWN_PIECES = ("backbone", "loss", "metrics", "start")
 PUBLIC = "public.csv"
 MODEL = "linear"
