@@ -44,7 +44,7 @@ def by_architecture(federation: Federation, ids: Ids, x: Tensor) -> Iterator[tup
     if federation.packing is None or not federation.packing.mixed:
         yield ids, x
         return
-    numbers = federation.train.x[torch.from_numpy(federation.train.offsets[:-1])][:, -1].numpy()[ids]
+    numbers = federation.train.x[torch.from_numpy(federation.train.offsets[:-1])][:, -1].cpu().numpy()[ids]
     for number in np.unique(numbers):
         yield ids[numbers == number], torch.cat([x[:, :-1], x.new_full((len(x), 1), float(number))], 1)
 
