@@ -93,10 +93,16 @@ def _environment(home: Path, **more: str) -> dict[str, str]:
 
 
 def _start(command: Sequence[str], home: Path, log: Path, **more: str) -> Started:
-    home.mkdir(parents=True, exist_ok=True)
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with files.open_anew(log) as out:
         started = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=_environment(home, **more), start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env=_environment(home, **more),
+            start_new_session=True,
+            umask=0o077,  # Flower keeps messages on their way in a database, which is nobody else's to read
         )
     return Started(started, log)
 

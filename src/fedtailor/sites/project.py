@@ -254,5 +254,6 @@ def checklist(name: str, sites: Sequence[str], address: tuple[str, int]) -> str:
 6. At the server: `fedtailor sites start {name}` trains; `status`, `stop` and `report` tell and end.
 7. Afterwards every site has its model and its report in its own folder (runs/), and the server the shared model.
 
-A server sends its sites the few lines of code that Flower starts; a site should therefore trust its server's operator.
+A site runs the fedtailor that is installed there, and no code that a server sends. What it answers is in config.toml:
+read it before you agree to it.
 """
