@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 # requirements.lock holds the exact files for this kind of machine; any other gets the versions of constraints.txt
 LOCKED = $(shell $(PYTHON) -c "import platform, sys; print(sys.platform, platform.machine(), *sys.version_info[:2])")
 
-.PHONY: help lock demo test test-gpu check check-all lint docs bench bench-methods bench-advice bench-theory bench-flow bench-perada clean
+.PHONY: help lock demo test test-gpu check check-all lint docs bench bench-methods bench-advice bench-theory bench-flow bench-perada bench-sites clean
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -64,6 +64,9 @@ bench-theory: $(READY)  ## Bounds and estimates against what is measured; writes
 
 bench-flow: $(READY)  ## Where routing by instance pays, in pieces with ARGS="--minutes 30"; writes docs/results/flow.md
 	$(BIN)/python -m benchmarks.flow $(ARGS)
+
+bench-sites: $(READY)  ## Bytes, seconds and memory of a run across sites, beside Flower's own FedAvg; writes docs/results/sites.md
+	$(BIN)/python -m benchmarks.sites
 
 bench-perada: $(READY)  ## PerAda's claims, ablations and privacy, in pieces with ARGS="--minutes 30"; writes docs/results/perada.md
 	$(BIN)/python -m benchmarks.perada $(ARGS)

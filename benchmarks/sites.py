@@ -51,6 +51,7 @@ SCHEMA: dict[str, Any] = {
     "columns": [{"name": f"a{i}", "kind": "numeric", "range": [-4, 4]} for i in range(COLUMNS)],
 }
 WANTED = 0.02
+CONNECTED, WINDOW = 120.0, 15.0  # seconds: to connect, and to see what sites say that have nothing to do
 Measured = dict[str, float]
 
 
@@ -90,14 +91,14 @@ class Memory:
     """Watches the memory of the processes of one site: what is theirs alone, and their part of what they share."""
 
     def __init__(self, leader: int) -> None:
-        self.leader, self.peak, self.idle, self.open = leader, 0.0, float("inf"), True
+        self.leader, self.peak, self.now, self.open = leader, 0.0, 0.0, True
         self.thread = threading.Thread(target=self._watch, daemon=True)
         self.thread.start()
 
     def _watch(self) -> None:
         while self.open:
-            size = sum(map(_memory, _group(self.leader)))
-            self.peak, self.idle = max(self.peak, size), min(self.idle, size or float("inf"))
+            self.now = sum(map(_memory, _group(self.leader)))
+            self.peak = max(self.peak, self.now)
             time.sleep(0.2)
 
 
@@ -157,21 +158,30 @@ def deployed(
             members.append(Member(House(Place(site.folder), table)))
             stack.callback(members[-1].stop)
         memory = Memory(members[0].started.process.pid)
-        counts, seconds = [], []
+        until = time.monotonic() + CONNECTED
+        while time.monotonic() < until and set(processes.nodes_online(made).values()) != {"online"}:
+            time.sleep(1)
+        quiet = relay.counts()
+        time.sleep(WINDOW)
+        polling = (relay.counts() - quiet) / WINDOW / len(SITES)
+        idle, counts, seconds, spans = memory.now, [], [], []
         for number, rounds in enumerate((SHORT, LONG)):
             for where in (made.folder, *(made.folder / "sites" / name for name in SITES)):
                 _edit(where, run={"rounds": rounds})
-            before = relay.counts()
+            before, began = relay.counts(), time.monotonic()
             seconds = work(Network(made.folder), made.folder / "runs" / str(number + 1), rounds)
+            spans.append(time.monotonic() - began)
             counts.append(relay.counts() - before)
         memory.open = False
         memory.thread.join()
-        down, up = (counts[1] - counts[0]) / (LONG - SHORT) / len(SITES)
+        per_round = (counts[1] - counts[0]) / len(SITES) - polling * (spans[1] - spans[0])
+        down, up = per_round / (LONG - SHORT)
         return {
             "down": float(down),
             "up": float(up),
             "seconds": statistics.median(seconds[: LONG - SHORT]),
-            "idle": memory.idle,
+            "idle": idle,
+            "polling": float(polling.sum()),
             "peak": memory.peak,
         }
 
@@ -267,11 +277,12 @@ Written by `python -m benchmarks.sites`: {sites} sites and a server as real proc
 TLS, registered keys; FedAvg on an MLP of {numbers:,} numbers ({bytes:,} bytes), {rows} rows per site to train on. The load
 average over a minute before each of the parts was {load}: other work ran beside them, so compare the rows with each other,
 not with another machine. Bytes are those on the wire, for one site and one round (a run of {long} rounds less one of
-{short}, so that what happens once is not in them), with TLS, HTTP, heartbeats and polling. Seconds of a round are the
-median of three. Memory is that of all processes of one site.
+{short}, so that what happens once is not in them), with TLS and HTTP, less what a site says all the time to ask for work
+(the last column, measured before the first run). Seconds of a round are the median of three. Memory is that of all
+processes of one site.
 
-| run | down | over the model | up | over the model | seconds of a round | MB of a site, idle | at its peak |
-|---|---|---|---|---|---|---|---|
+| run | down | over the model | up | over the model | seconds of a round | MB of a site, idle | at its peak | bytes a second, idle |
+|---|---|---|---|---|---|---|---|---|
 {deployed}
 
 Wanted: a plain run's messages at most {wanted:.0%} larger than the model. Held: {held}.
@@ -303,7 +314,7 @@ def page(rows: dict[str, Measured], quiet: dict[tuple[int, int], Measured], spee
 
     def cells(row: Measured) -> list[str]:
         sizes = [text for way in ("down", "up") for text in (f"{row[way]:,.0f}", over(row[way]))]
-        return [*sizes, f"{row['seconds']:.1f}", f"{row['idle']:.0f}", f"{row['peak']:.0f}"]
+        return [*sizes, f"{row['seconds']:.1f}", f"{row['idle']:.0f}", f"{row['peak']:.0f}", f"{row['polling']:,.0f}"]
 
     mine = rows["fedtailor"]
     alone = [
@@ -341,15 +352,15 @@ def main() -> None:
         "fedtailor": lambda: deployed(ours),
         "Flower's own FedAvg": lambda: deployed(peers, plain=True),
         "fedtailor, secure sums, 64 bits": lambda: deployed(ours, {"bits": 64}),
-        "fedtailor, secure sums, 32 bits": lambda: deployed(ours, {"bits": 32}),
     }
+    quiet = {(clients, bits): sums(clients, bits) for clients in (3, 20) for bits in (64, 32)}
+    speed = streams()
+    print(quiet, speed, flush=True)
     for name, measure in parts.items():
         load.append(os.getloadavg()[0])
         rows[name] = measure()
         print(name, rows[name], flush=True)
-    quiet = {(clients, bits): sums(clients, bits) for clients in (3, 20) for bits in (64, 32)}
-    print(quiet, flush=True)
-    PAGE.write_text(page(rows, quiet, streams(), load))
+        PAGE.write_text(page(rows, quiet, speed, load))
 
 
 if __name__ == "__main__":
