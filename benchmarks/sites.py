@@ -281,7 +281,7 @@ not with another machine. Bytes are those on the wire, for one site and one roun
 (the last column, measured before the first run). Seconds of a round are the median of three. Memory is that of all
 processes of one site.
 
-| run | down | over the model | up | over the model | seconds of a round | MB of a site, idle | at its peak | bytes a second, idle |
+| run | down | over the model | up | over the model | seconds of a round | MB of a site, idle | at its peak | bytes a second |
 |---|---|---|---|---|---|---|---|---|
 {deployed}
 

@@ -349,9 +349,10 @@ class Losing:
     name = "sites"
 
     def __init__(self, inner, lose):
-        self.inner, self.lose, self.sites, self.seen = inner, lose, inner.sites, []
+        self.inner, self.lose, self.sites, self.seen, self.asked = inner, lose, inner.sites, [], []
 
     def ask(self, parcels, seconds):
+        self.asked.append(parcels)
         replies = dict(self.inner.ask(parcels, seconds))
         self.seen.append({name: reply for name, reply in replies.items() if not isinstance(reply, str)})
         for name, parcel in parcels.items():
@@ -408,6 +409,19 @@ def test_a_server_that_does_not_ask_for_masks_gets_no_upload(tmp_path):
     trained = [reply for replies in conductor.transport.seen for reply in replies.values() if reply.facts["action"] == "train"]
     assert trained
     assert all(reply.tree == {} for reply in trained)
+
+
+def test_a_round_that_was_not_agreed_on_is_not_trained_for(tmp_path):
+    """Or a server could give an old round a new number, and have its sum opened again with one site less."""
+    fed = federation()
+    conductor = conduct(secured(ft.FedAvg(), fed, rounds=1), fed, tmp_path)
+    conductor.transport = Losing(conductor.transport, lambda *_: False)
+    conductor.play()
+    first = next(parcels["Cork"] for parcels in conductor.transport.asked if parcels["Cork"].facts["action"] == "train")
+    for field, value in (("number", 1), ("exchange", 1), ("number", -1)):
+        about = {**first.facts["round"], field: value}
+        reply = conductor.transport.sites["Cork"].answer(Parcel({**first.facts, "round": about}, first.tree))
+        assert "not agreed on" in reply.facts["error"]
 
 
 def test_a_poisoned_sum_is_refused_though_nobody_can_be_named(tmp_path):

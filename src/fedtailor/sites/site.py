@@ -101,6 +101,8 @@ class Site:
     def _train(self, asked: Parcel) -> tuple[dict[str, Any], Any]:
         """Take part in a round; the new state is on disk before the upload leaves."""
         facts, rnd = asked.facts, round_of(asked.facts["round"], asked.tree["round"])
+        if rnd.number not in range(self.ready.options.rounds) or rnd.exchange not in range(self.ready.algorithm.exchanges):
+            raise InvalidData(f"the server asks for round {rnd.number}, exchange {rnd.exchange}, which was not agreed on")
         base, personal = self.memory.recall(facts["run"], facts["version"])
         plan = self.ready.plan
         if plan.uses is not None:  # the same question has the same answer; any other is answered with other noise
