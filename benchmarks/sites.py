@@ -285,7 +285,9 @@ processes of one site.
 |---|---|---|---|---|---|---|---|---|
 {deployed}
 
-Wanted: a plain run's messages at most {wanted:.0%} larger than the model. Held: {held}.
+A message as Flower packs it, before TLS and HTTP: {down:,.0f} bytes down ({over_down} over the model), {up:,.0f} up
+({over_up}); a record of Flower's with the model alone: {flower:,.0f} ({over_flower}). Wanted: at most {wanted:.0%} over the
+model. Held: {held}.
 
 Flower's own FedAvg is an app in the manner of its quickstart, written without fedtailor (`benchmarks/flower_app.py`), under
 the same server, keys and certificates. In both, Flower starts a process for every message, and a SuperNode without work
@@ -308,7 +310,9 @@ def _row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def page(rows: dict[str, Measured], quiet: dict[tuple[int, int], Measured], speed: float, load: list[float]) -> str:
+def page(
+    rows: dict[str, Measured], quiet: dict[tuple[int, int], Measured], packed: Measured, speed: float, load: list[float]
+) -> str:
     def over(size: float) -> str:
         return f"{size / BYTES - 1:+.1%}"
 
@@ -316,7 +320,6 @@ def page(rows: dict[str, Measured], quiet: dict[tuple[int, int], Measured], spee
         sizes = [text for way in ("down", "up") for text in (f"{row[way]:,.0f}", over(row[way]))]
         return [*sizes, f"{row['seconds']:.1f}", f"{row['idle']:.0f}", f"{row['peak']:.0f}", f"{row['polling']:,.0f}"]
 
-    mine = rows["fedtailor"]
     alone = [
         _row(
             str(clients),
@@ -339,8 +342,10 @@ def page(rows: dict[str, Measured], quiet: dict[tuple[int, int], Measured], spee
         long=LONG,
         short=SHORT,
         deployed="\n".join(_row(name, *cells(row)) for name, row in rows.items()),
+        **packed,
+        **{f"over_{way}": over(size) for way, size in packed.items()},
         wanted=WANTED,
-        held="yes" if max(mine["down"], mine["up"]) <= (1 + WANTED) * BYTES else "no",
+        held="yes" if max(packed["down"], packed["up"]) <= (1 + WANTED) * BYTES else "no",
         speed=speed,
         quiet="\n".join(alone),
     )
@@ -354,13 +359,13 @@ def main() -> None:
         "fedtailor, secure sums, 64 bits": lambda: deployed(ours, {"bits": 64}),
     }
     quiet = {(clients, bits): sums(clients, bits) for clients in (3, 20) for bits in (64, 32)}
-    speed = streams()
-    print(quiet, speed, flush=True)
+    speed, packed = streams(), payload()
+    print(quiet, speed, packed, flush=True)
     for name, measure in parts.items():
         load.append(os.getloadavg()[0])
         rows[name] = measure()
         print(name, rows[name], flush=True)
-        PAGE.write_text(page(rows, quiet, speed, load))
+        PAGE.write_text(page(rows, quiet, packed, speed, load))
 
 
 if __name__ == "__main__":
