@@ -262,6 +262,38 @@ def sums(clients: int, bits: int) -> Measured:
     }
 
 
+def payload() -> Measured:
+    """Return the bytes of a message each way as Flower packs it, before TLS and HTTP, and of one with the model alone."""
+    from flwr.app import ArrayRecord, RecordDict
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+
+    from benchmarks.flower_app import network
+    from fedtailor.sites.flower import to_records
+
+    draw = np.random.default_rng(0)
+    part = [(draw.normal(size=(12, COLUMNS)), draw.integers(0, 2, 12)) for _ in range(3)]
+    fed = ft.Federation.from_arrays(part, part, names=SITES, classes=["no", "yes"])
+    options = Options(rounds=1, batch_size=BATCH, evaluate_every=0)
+    agreed = Agreed(ft.FedAvg(lr=LR, epochs=1), MODEL, options, fed.names, Rows.of(fed))
+    sizes: Measured = {}
+
+    def size(records: Any) -> float:
+        return float(sum(len(piece.deflate()) for piece in get_all_nested_objects(records).values()))
+
+    class Weighing(InProcess):
+        def ask(self, parcels: Any, seconds: float) -> Any:
+            replies = super().ask(parcels, seconds)
+            if next(iter(parcels.values())).facts["action"] == "train":
+                sizes["down"], sizes["up"] = (size(to_records(sent[SITES[0]])) for sent in (parcels, replies))
+            return replies
+
+    with tempfile.TemporaryDirectory() as folder:
+        transport = Weighing(InProcess.of(agreed, fed, Path(folder) / "sites").sites)
+        Conductor(agreed, transport, Path(folder) / "server", Terms(pause=0.0)).play()
+    sizes["flower"] = size(RecordDict({"arrays": ArrayRecord(network().state_dict())}))
+    return sizes
+
+
 def streams() -> float:
     """Return the megabytes of mask that are made in a second."""
     masks.library()
