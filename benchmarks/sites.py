@@ -319,7 +319,8 @@ processes of one site.
 
 A message as Flower packs it, before TLS and HTTP: {down:,.0f} bytes down ({over_down} over the model), {up:,.0f} up
 ({over_up}); a record of Flower's with the model alone: {flower:,.0f} ({over_flower}). Wanted: at most {wanted:.0%} over the
-model. Held: {held}.
+model. Held by the message: {held}; on the wire it is what the table says, in which Flower's own talk while a message is
+worked on has a part that grows with the length of a round.
 
 Flower's own FedAvg is an app in the manner of its quickstart, written without fedtailor (`benchmarks/flower_app.py`), under
 the same server, keys and certificates. In both, Flower starts a process for every message, and a SuperNode without work
