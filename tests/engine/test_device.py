@@ -34,7 +34,8 @@ from fedtailor.task.device import BACKENDS, CPU, Backend, checked, find
 from fedtailor.task.placed import lowered, placed
 from tests import pretend
 
-REAL = os.environ.get("FEDTAILOR_TEST_DEVICE")  # cuda, cuda:N, mps or auto; by default the pretend one
+ASKED = os.environ.get("FEDTAILOR_TEST_DEVICE", pretend.NAME)
+REAL = None if ASKED == pretend.NAME else ASKED  # cuda, cuda:N, mps or auto
 DEVICE = pretend.NAME if REAL is None else str(find(REAL))
 pytestmark = pytest.mark.skipif(DEVICE == "cpu", reason="there is no CUDA or MPS device here")
 only_pretend = pytest.mark.skipif(REAL is not None, reason="looks inside the pretend device")
