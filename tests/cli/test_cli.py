@@ -281,7 +281,7 @@ REFUSED = [
     (("run", "digits", "--cohort", "-1"), "cohort must be greater than 0"),
     (("run", "digits", "--seed", "1" + "0" * 25), "seed must be less than"),
     (("run", "digits", "--seed", "-1"), "seed must be greater than or equal to 0"),
-    (("run", "digits", "--engine", "turbo"), "engine must be 'auto', 'loop' or 'vectorized', not 'turbo'"),
+    (("run", "digits", "--engine", "turbo"), "engine must be 'auto', 'loop', 'vectorized' or 'flower', not 'turbo'"),
     (("run", "digits", "--clients", "5000"), "ask for at most"),
     (("run", "digits", "--partition", "dirichet:0.3"), "dirichet"),
     (("run", "digits", "--label", "sick"), "no option 'label'"),
