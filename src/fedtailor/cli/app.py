@@ -10,6 +10,7 @@ from fedtailor.cli import advise, explain, laws, onboard, predict, pretrain, res
 from fedtailor.cli.base import Group
 from fedtailor.cli.data import data
 from fedtailor.cli.lists import lists
+from fedtailor.cli.papers import papers
 from fedtailor.cli.sites import sites
 from fedtailor.version import __version__
 
@@ -40,6 +41,7 @@ for command in (*of_runs, trust.key, trust.sign, trust.verify, laws.check):
 app.add_typer(data, name="data")
 app.add_typer(lists, name="list")
 app.add_typer(sites, name="sites")
+app.add_typer(papers, name="papers")
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ Method = Annotated[str | None, typer.Option(help="Which method of a comparison (
 def report(
     where: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a finished run, comparison or advice.")],
     to: Annotated[Path | None, typer.Option(help="The file to write (default: report.html in the directory).")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Write its pictures to this folder too, as SVG and PDF.")] = None,
     as_json: Json = False,
 ) -> None:
     """Write the report of a run, a comparison or an advice anew, from what is on disk."""
@@ -40,7 +41,15 @@ def report(
             best = headline(records)["best"]
             more = {"failed": failures_of(where), "yardsticks": yardsticks_in(where)}
             page = write(records, to or where / "report.html", command=f"fedtailor report {where}", **more)
-    print_text(json.dumps({"report": str(page), "best": best}, indent=2) if as_json else f"The report is in {page}.")
+    written = []
+    if figures is not None:
+        from fedtailor.report import pictures
+
+        written = [str(path) for path in pictures.write(page.read_text(), figures)]
+    if as_json:
+        print_text(json.dumps({"report": str(page), "best": best, "figures": written}, indent=2))
+        return
+    print_text(f"The report is in {page}." + (f" {len(written)} figures are in {figures}." if written else ""))
 
 
 def export(

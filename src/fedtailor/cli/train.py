@@ -16,12 +16,17 @@ from fedtailor.cli.flags import command_of
 from fedtailor.config import CompareSettings, RunSettings, Settings, assignments, join
 from fedtailor.errors import InvalidArgument
 
+FORMS = {  # the table of a comparison as a paper wants it, on stdout
+    form: Annotated[bool, typer.Option(f"--{form}", help=f"Print the table as {name}: mean ± deviation, best in bold, marks.")]
+    for form, name in {"latex": "LaTeX", "csv": "CSV", "markdown": "Markdown"}.items()
+}
+
 
 def register(app: typer.Typer) -> None:
     """Add ``run`` and ``compare``, their signatures made from the settings."""
     loose = {"allow_extra_args": True, "ignore_unknown_options": True}  # a method's settings are flags too: --lam 0.5
     app.command("run", context_settings=loose)(command_of(RunSettings, run, "[METHOD] DATA", run.__doc__))
-    app.command("compare", context_settings=loose)(command_of(CompareSettings, compare, "DATA", compare.__doc__))
+    app.command("compare", context_settings=loose)(command_of(CompareSettings, compare, "DATA", compare.__doc__, more=FORMS))
 
 
 def run(settings: RunSettings, out: Path | None, as_json: bool, save: Path | None = None, resuming: bool = False) -> None:
@@ -54,12 +59,20 @@ def run(settings: RunSettings, out: Path | None, as_json: bool, save: Path | Non
     print_text(f"The run is in {folder}, the report in {page}.")
 
 
-def compare(settings: CompareSettings, out: Path | None, as_json: bool, save: Path | None = None, resuming: bool = False) -> None:
+def compare(
+    settings: CompareSettings,
+    out: Path | None,
+    as_json: bool,
+    save: Path | None = None,
+    resuming: bool = False,
+    **forms: bool | None,
+) -> None:
     """Compare methods on the same splits and seeds, and write a report: who gains by learning together?
 
     DATA is a name (digits), a table (patients.csv, with --client and --label) or a folder.
     """
 
+    form = _form(as_json, forms)
     algorithms, federation = settings.algorithms(), settings.federation()
     tell_about(federation)
     if settings.splits > 1 and settings.split is not None:
@@ -95,11 +108,25 @@ def compare(settings: CompareSettings, out: Path | None, as_json: bool, save: Pa
     tell_notes(next(iter(comparison.values())).summary["notes"], federation)
     if as_json:
         print_text(json.dumps({**_comparison_facts(comparison, evidence), "out": str(folder)}, indent=2))
+    elif form is not None:
+        from fedtailor.report.tables import table
+
+        print_text(table(evidence, form).rstrip("\n"))
     else:
         _show_comparison(comparison, evidence)
         print_text(f"The report is in {page}.")
     if comparison.failed:
         raise typer.Exit(1)
+
+
+def _form(as_json: bool, forms: Mapping[str, bool | None]) -> Any:
+    """The form of the table that was asked for, if one was."""
+    asked = [form for form, wanted in forms.items() if wanted]
+    if len(asked) + as_json > 1:
+        raise InvalidArgument(
+            f"stdout has room for one of {', '.join(f'--{form}' for form in (*FORMS, 'json'))}; give one of them"
+        )
+    return asked[0] if asked else None
 
 
 def _comparison_facts(comparison: Any, evidence: Any) -> dict[str, Any]:

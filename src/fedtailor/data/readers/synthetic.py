@@ -48,9 +48,11 @@ def clup_regression(
     noise: float = 0.1,
     seed: int = 0,
     test_rows: int = 100,
+    aligned: bool = False,
 ) -> Federation:
     """CLUP Figures 7-8: least squares whose Hessians X'X/n have eigenvalues spaced evenly in log from 1 to ``kappa`` exactly,
-    on every client (mu = 1, L = kappa), in directions of its own; w_k = w_0 + R delta_k, delta_k on the unit sphere."""
+    on every client (mu = 1, L = kappa), in directions of its own (``aligned``: the same for all, so that the mean has kappa too);
+    w_k = w_0 + R delta_k, delta_k on the unit sphere."""
     _positive(clients=clients, d=d, test_rows=test_rows)
     if rows < d:
         raise InvalidArgument(f"clup-regression needs at least d = {d} rows per client, not {rows}")
@@ -61,6 +63,7 @@ def clup_regression(
     center = draw.normal(size=d)
     truth = [center + R * _unit(draw, d) for _ in range(clients)]
     turns = [np.linalg.qr(draw.normal(size=(d, d)))[0] for _ in range(clients)]
+    turns = [turns[0]] * clients if aligned else turns
 
     def sample(i: int, n: int) -> tuple[Array, Array]:
         basis = np.linalg.qr(draw.normal(size=(n, d)))[0] if n >= d else draw.normal(size=(n, d)) / np.sqrt(n)

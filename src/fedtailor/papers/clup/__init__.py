@@ -1,0 +1,1 @@
+"""CLUP: FedCLUP, the degree of personalisation lam, and what accuracy costs in rounds."""

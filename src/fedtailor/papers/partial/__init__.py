@@ -1,0 +1,1 @@
+"""PARTIAL: FedAvg-P and Scaffold-P, a shared and a personal part."""

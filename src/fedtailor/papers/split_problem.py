@@ -1,0 +1,115 @@
+"""PARTIAL's problem: logistic regression on features split into shared and personal ones, with a regulariser that is not convex.
+
+f_i(u, v) = mean of log(1 + exp(-c (a'u + b'v))) + rho (|u|^2/(1 + |u|^2) + |v|^2/(1 + |v|^2)), c = 1 or -1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import fedtailor as ft
+from fedtailor.engine.setup import build_task
+from fedtailor.papers.base import Settings
+from fedtailor.task import Task
+
+U, V = "common.weight", "features.weight"
+
+
+@dataclass(frozen=True, eq=False)
+class SplitTask(Task):
+    """The task with the regulariser in its risk, and the gradient in closed form."""
+
+    rho: float = 0.0
+
+    def risk_of(self, logits: Tensor, batch: Mapping[str, Tensor], model: dict[str, Tensor], moved: dict[str, Tensor]) -> Tensor:
+        squares = [(model[name] ** 2).sum() for name in (U, V)]
+        return super().risk_of(logits, batch, model, moved) + self.rho * sum(s / (1 + s) for s in squares)
+
+
+def gradient(model: Mapping[str, Tensor], batch: Mapping[str, Tensor], rho: float) -> dict[str, Tensor]:
+    """The gradient of the risk on whole batches, for one client or stacked ones: weights [..., 1, d], rows [..., n, d]."""
+    x, u, v = batch["x"], model[U], model[V]
+    logit = (x[..., : u.shape[-1]] @ u.mT + x[..., u.shape[-1] :] @ v.mT).squeeze(-1)
+    mask = batch.get("mask")
+    real = torch.ones_like(logit) if mask is None else mask.to(logit)
+    error = (torch.sigmoid(logit) - batch["y"]) * real / real.sum(-1, keepdim=True)
+    by_row = error.unsqueeze(-2) @ x
+    parts = {U: by_row[..., : u.shape[-1]], V: by_row[..., u.shape[-1] :]}
+    return {name: part + 2 * rho * model[name] / (1 + _square(model[name])) ** 2 for name, part in parts.items()}
+
+
+def _square(weight: Tensor) -> Tensor:
+    return (weight**2).sum((-2, -1), keepdim=True)
+
+
+def load(settings: Settings, seed: int) -> tuple[SplitTask, ft.Federation]:
+    """The clients' rows, half of whose features are shared: generated ones, or the digits of "mnist" (is it 5 or more?)."""
+    if settings["data"] == "clup-logistic":
+        design = {name: settings[name] for name in ("clients", "rows", "d", "R")}
+        federation = ft.Federation.load("clup-logistic", **design, separate=False, test_rows=2, seed=seed)
+    else:
+        dealt = ft.Federation.load(settings["data"], clients=settings["clients"], partition="classes:2", seed=seed)
+        rows = [dealt.train.client(i) for i in range(len(dealt))]
+        pairs = [(x.flatten(1).numpy(), (y >= 5).long().numpy()) for x, y in rows]
+        federation = ft.Federation.from_arrays(pairs, pairs, task="classification", name="split")
+    federation, rho = federation.to(torch.float64), settings["rho"]
+    task = build_task(f"split-linear:{federation.train.x.shape[1] // 2}", federation, 0, torch.float64, False)
+    values = {field.name: getattr(task, field.name) for field in fields(Task)}
+    return SplitTask(**{**values, "gradient": lambda model, batch: gradient(model, batch, rho)}, rho=rho), federation
+
+
+def norms(method: Any, settings: Settings, seed: int, m: int) -> list[tuple[int, float]]:
+    """(round, |grad_u f|^2 + (m/n) mean |grad_v f_i|^2) along a run with m clients per round, by the exact gradients."""
+    task, federation = load(settings, seed)
+    batches = [dict(zip("xy", federation.train.client(i), strict=True)) for i in range(len(federation))]
+    out = []
+
+    def look(now: Any) -> None:
+        if (now.record["round"] + 1) % settings["every"]:
+            return
+        u, slopes = now.shared["model"][U], []
+        for i, batch in enumerate(batches):
+            slopes.append(gradient({U: u, V: now.personal(i)["model"][V]}, batch, settings["rho"]))
+        common = torch.stack([s[U] for s in slopes]).mean(0)
+        own = float(np.mean([float((s[V] ** 2).sum()) for s in slopes]))
+        out.append((now.record["round"] + 1, float((common**2).sum()) + m / len(batches) * own))
+
+    options: dict[str, Any] = {
+        "dtype": "float64",
+        "evaluate_every": 0,
+        "engine": "vectorized",
+        "seed": seed,
+        "cohort": m if m > 1 else "1 client",
+    }
+    ft.run(method, federation, task, rounds=settings["rounds"], callbacks=[look], **options)
+    return out
+
+
+def floor(values: np.ndarray) -> float:
+    """The level at the end: the mean of the last third."""
+    return float(np.mean(values[-max(1, len(values) // 3) :]))
+
+
+LAPTOP = {
+    **{"data": "clup-logistic", "clients": 10, "rows": 60, "d": 6, "R": 3.0, "rho": 0.01},
+    **{"cohort": 5, "lr": 0.3, "steps": 10, "rounds": 300, "every": 5},
+}
+PAPER = {"data": "mnist", "clients": 10, "rho": 0.01, "cohort": 9, "lr": 0.001, "steps": 25, "rounds": 5000, "every": 20}
+METHODS = {"FedAvg-P": ft.FedAvgP, "Scaffold-P": ft.ScaffoldP}
+
+
+def path(name: str, settings: Settings, seed: int, **changed: Any) -> list[dict[str, Any]]:
+    """A row per look along a run of a method, with the settings or what was changed of them: lr, steps, cohort, outer.
+
+    ``outer`` is the server's step on u, and u's local steps are as much shorter, as the theorems ask for.
+    """
+    used = {"outer": 1, **{key: settings[key] for key in ("lr", "steps", "cohort")}, **changed}
+    sizes = {"lr": used["lr"] / used["outer"], "personal_lr": used["lr"], "server_lr": float(used["outer"])}
+    method = METHODS[name](steps=used["steps"], personal=["features"], **sizes)
+    return [{"round": k, "method": name, **used, "norm": norm} for k, norm in norms(method, settings, seed, used["cohort"])]
