@@ -131,5 +131,11 @@ EXPERIMENT = Experiment(
             below=1.1,
             theirs="at most 1",
         ),
+        Claim(
+            "Rounds grow with the condition number at every lam, the smallest too (smallest factor)",
+            lambda rows: least_growth(rows, "rounds"),
+            above=1.0,
+            must=False,
+        ),
     ),
 )
