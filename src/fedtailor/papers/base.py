@@ -40,7 +40,8 @@ class Claim:
 
 @dataclass(frozen=True)
 class Figure:
-    """The paper's axes: columns of the rows, and what is written beside them; a line per value of ``series``."""
+    """The paper's axes: columns of the rows, and what is written beside them; a line per value of ``series``, and a
+    dashed one of the column ``bound``."""
 
     x: str
     y: str
@@ -50,6 +51,7 @@ class Figure:
     log_x: bool = False
     log_y: bool = False
     panel: str | None = None
+    bound: str | None = None
 
 
 @dataclass(frozen=True)

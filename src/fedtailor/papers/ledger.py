@@ -14,7 +14,7 @@ LIMITS = (
     "Where the paper gives no number the limit is ours. Limits and some wordings were settled on seeds 0 to 2; later seeds are "
     "fresh. Settled so: a step size is judged by the rounds to a floor and not by the first look, rounds over the condition "
     "number from lam = 1 on, a middle lam where clients differ and not where they are alike, FedAvg-P's floor against "
-    "Scaffold-P's. Of the first two the earlier forms are kept, as claims that need not hold."
+    "Scaffold-P's. Of the first two the earlier forms are kept, as claims that need not hold; so are those that did not hold."
 )
 WORDS = {True: "held", False: "not held", None: "not tried"}
 

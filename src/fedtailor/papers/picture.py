@@ -17,17 +17,22 @@ SIZE = {"width": 320, "height": 220}
 
 
 def points(figure: Figure, by_seed: BySeed) -> list[dict[str, Any]]:
-    """Return a point per x, series and panel: the mean over seeds, the least and the most."""
-    together: dict[tuple[Any, ...], list[float]] = {}
+    """Return a point per x, series and panel that all seeds have: their mean, least and most, and the bound's mean."""
+    together: dict[tuple[Any, ...], list[tuple[float, float]]] = {}
     keys = [figure.x, figure.series, *([figure.panel] if figure.panel else [])]
     for rows in by_seed.values():
         for row in rows:
-            together.setdefault(tuple(row[key] for key in keys), []).append(float(row[figure.y]))
-    return [
-        {**dict(zip(keys, key, strict=True)), "mean": float(np.mean(values)), "least": min(values), "most": max(values)}
-        for key, values in together.items()
-        if np.isfinite(values).all() and not (figure.log_y and min(values) <= 0)
-    ]
+            pair = float(row[figure.y]), float(row[figure.bound]) if figure.bound else 0.0
+            together.setdefault(tuple(row[key] for key in keys), []).append(pair)
+    out = []
+    for key, pairs in together.items():
+        values, bounds = (np.array(column) for column in zip(*pairs, strict=True))
+        if len(pairs) < len(by_seed) or not np.isfinite(values).all() or (figure.log_y and values.min() <= 0):
+            continue
+        point = {"mean": float(values.mean()), "least": float(values.min()), "most": float(values.max())}
+        beside = {"bound": float(bounds.mean())} if figure.bound else {}
+        out.append({**dict(zip(keys, key, strict=True)), **point, **beside})
+    return out
 
 
 def chart(experiment: Experiment, by_seed: BySeed) -> Any:
@@ -42,9 +47,12 @@ def chart(experiment: Experiment, by_seed: BySeed) -> Any:
     order = list(dict.fromkeys(point[figure.series] for point in points(figure, by_seed)))
     color = alt.Color(f"{figure.series}:N", title=figure.series, sort=order)
     base = alt.Chart().encode(x=x, color=color)
-    lines = base.mark_line(point=True).encode(y=y, shape=alt.Shape(f"{figure.series}:N", sort=order))
+    lines = base.mark_line(point=True).encode(y=y, shape=alt.Shape(f"{figure.series}:N", title=figure.series, sort=order))
     spread = base.mark_rule(opacity=0.5).encode(y=alt.Y("least:Q"), y2=alt.Y2("most:Q"))
-    both = alt.layer(lines, spread, data=alt.Data(values=points(figure, by_seed))).properties(**SIZE)
+    layers = [lines, spread]
+    if figure.bound:
+        layers.append(base.mark_line(strokeDash=[4, 4]).encode(y=alt.Y("bound:Q")))
+    both = alt.layer(*layers, data=alt.Data(values=points(figure, by_seed))).properties(**SIZE)
     whole = both.facet(column=alt.Column(f"{figure.panel}:N", title=None)) if figure.panel else both
     return whole.properties(title=f"{experiment.title} ({experiment.source})")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -64,30 +64,40 @@ def load(settings: Settings, seed: int) -> tuple[SplitTask, ft.Federation]:
     return SplitTask(**{**values, "gradient": lambda model, batch: gradient(model, batch, rho)}, rho=rho), federation
 
 
-def norms(method: Any, settings: Settings, seed: int, m: int) -> list[tuple[int, float]]:
-    """(round, |grad_u f|^2 + (m/n) mean |grad_v f_i|^2) along a run with m clients per round, by the exact gradients."""
+class Look(NamedTuple):
+    """The clients' exact gradients after a number of rounds: of u and of their v, [clients, parameters]."""
+
+    rounds: int
+    by_u: Tensor
+    by_v: Tensor
+
+    def norm(self, share: float) -> float:
+        """|grad_u f|^2 + share * mean |grad_v f_i|^2."""
+        return float((self.by_u.mean(0) ** 2).sum()) + share * float((self.by_v**2).sum(1).mean())
+
+
+def looks(method: Any, settings: Settings, seed: int, m: int) -> list[Look]:
+    """The gradients at the start, where u and v are zero, and along a run with m clients per round."""
     task, federation = load(settings, seed)
     batches = [dict(zip("xy", federation.train.client(i), strict=True)) for i in range(len(federation))]
-    out = []
+    rho = settings["rho"]
+
+    def gradients(rounds: int, models: list[dict[str, Tensor]]) -> Look:
+        slopes = [gradient(model, batch, rho) for model, batch in zip(models, batches, strict=True)]
+        return Look(rounds, *(torch.stack([slope[name].reshape(-1) for slope in slopes]) for name in (U, V)))
+
+    start = {name: torch.zeros_like(value) for name, value in task.init().items()}
+    out = [gradients(0, [start] * len(batches))]
 
     def look(now: Any) -> None:
-        if (now.record["round"] + 1) % settings["every"]:
-            return
-        u, slopes = now.shared["model"][U], []
-        for i, batch in enumerate(batches):
-            slopes.append(gradient({U: u, V: now.personal(i)["model"][V]}, batch, settings["rho"]))
-        common = torch.stack([s[U] for s in slopes]).mean(0)
-        own = float(np.mean([float((s[V] ** 2).sum()) for s in slopes]))
-        out.append((now.record["round"] + 1, float((common**2).sum()) + m / len(batches) * own))
+        rounds = now.record["round"] + 1
+        if rounds % settings["every"] == 0:
+            u = now.shared["model"][U]
+            out.append(gradients(rounds, [{U: u, V: now.personal(i)["model"][V]} for i in range(len(batches))]))
 
-    options: dict[str, Any] = {
-        "dtype": "float64",
-        "evaluate_every": 0,
-        "engine": "vectorized",
-        "seed": seed,
-        "cohort": m if m > 1 else "1 client",
-    }
-    ft.run(method, federation, task, rounds=settings["rounds"], callbacks=[look], **options)
+    options: dict[str, Any] = {"dtype": "float64", "evaluate_every": 0, "engine": "vectorized", "seed": seed}
+    cohort = m if m > 1 else "1 client"
+    ft.run(method, federation, task, rounds=settings["rounds"], callbacks=[look], cohort=cohort, **options)
     return out
 
 
@@ -112,4 +122,6 @@ def path(name: str, settings: Settings, seed: int, **changed: Any) -> list[dict[
     used = {"outer": 1, **{key: settings[key] for key in ("lr", "steps", "cohort")}, **changed}
     sizes = {"lr": used["lr"] / used["outer"], "personal_lr": used["lr"], "server_lr": float(used["outer"])}
     method = METHODS[name](steps=used["steps"], personal=["features"], **sizes)
-    return [{"round": k, "method": name, **used, "norm": norm} for k, norm in norms(method, settings, seed, used["cohort"])]
+    seen = looks(method, settings, seed, used["cohort"])[1:]
+    share = used["cohort"] / settings["clients"]
+    return [{"round": look.rounds, "method": name, **used, "norm": look.norm(share)} for look in seen]

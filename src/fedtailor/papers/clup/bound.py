@@ -70,7 +70,9 @@ EXPERIMENT = Experiment(
     "Theorem 1 and Corollary 1",
     {"laptop": LAPTOP, "paper": {**LAPTOP, "clients": 50, "rows": 200, "d": 10, "lams": 37}},
     measure,
-    Figure("lam", "error", "R", "lam", "squared distance to the truth", log_x=True, log_y=True),
+    Figure(
+        "lam", "error", "R", "lam", "squared distance to the truth (dashed: the bound)", log_x=True, log_y=True, bound="bound"
+    ),
     (
         Claim(
             "The error never exceeds Theorem 1's bound (largest error over bound)",
