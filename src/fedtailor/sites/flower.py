@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedtailor.algorithms import origin
+from fedtailor.engine.base import Plan
 from fedtailor.errors import FedtailorError, InvalidArgument, InvalidData, WorkerDied
 from fedtailor.runs import files
 from fedtailor.sites.house import House
@@ -29,9 +30,6 @@ from fedtailor.sites.server import Conductor
 from fedtailor.sites.site import EVALUATE, FINISH, HELLO, TRAIN
 from fedtailor.sites.trial import SUMMARY, Trial, look
 from fedtailor.sites.wire import Parcel
-
-if TYPE_CHECKING:
-    from fedtailor.sites.simulation import Clients
 
 TYPES = {
     TRAIN: MessageType.TRAIN,
@@ -159,8 +157,17 @@ for _action in (FINISH, SUMMARY, *STEPS):
 
 
 # -- a simulation on one machine ---------------------------------------------------------------------------------------
+class Simulated(Protocol):
+    """The clients of a plan, which answer messages."""
+
+    @property
+    def plan(self) -> Plan: ...
+
+    def answer(self, asked: Parcel) -> Parcel: ...
+
+
 @lru_cache(maxsize=1)
-def _clients(path: Path) -> Clients:
+def _clients(path: Path) -> Simulated:
     """Return the clients that ``Simulation`` wrote, once in every process of Flower's."""
     import cloudpickle
 
@@ -184,7 +191,7 @@ def _simulated(path: Path) -> ClientApp:
 class Simulation:
     """A transport to clients that Flower simulates, a node for each, in ``workers`` processes; runs until it is closed."""
 
-    def __init__(self, clients: Clients, folder: Path, workers: int) -> None:
+    def __init__(self, clients: Simulated, folder: Path, workers: int) -> None:
         import cloudpickle
 
         path = folder / "plan"
