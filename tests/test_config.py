@@ -91,7 +91,7 @@ def test_dashes_and_underscores_are_the_same_in_a_file():
         ({"data": "digits", "cohort": float("inf")}, "cohort must be a finite number"),
         ({"data": "digits", "bias": "perhaps"}, "bias must be a valid boolean"),
         ({"data": "digits", "test_share": 1.0}, "test_share must be less than 1"),
-        ({"data": "digits", "device": "cuda"}, "device must be 'cpu'"),
+        ({"data": "digits", "device": "gpu"}, "device must be cpu, cuda, cuda:N, mps or auto"),
         ({"data": "digits", "set": "x" * 999}, "set must be a valid dictionary"),
         ({"data": "digits", "a\nb": 1}, "unknown setting 'a\\\\nb'"),
     ],

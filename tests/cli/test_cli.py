@@ -198,11 +198,15 @@ def test_the_table_of_a_list_cuts_nothing(what):
     shown = done("list", what).stdout
     assert "…" not in shown
     rows = answer("list", what)
+    lines = shown.splitlines()
+    rule = next(i for i, line in enumerate(lines) if set(line.strip()) == {"─"})
+    assert "newcomers" in shown or what != "algorithms"  # no word of a heading is broken
     assert [row.get("name") or row["method"] for row in rows] == [
-        line.split()[0] for line in shown.splitlines()[3:] if line[1:2].strip()
+        line.split()[0] for line in lines[rule + 1 :] if line[1:2].strip()
     ]
     words = set(shown.split())
-    assert all(set(str(value).split()) <= words for row in rows for value in row.values() if isinstance(value, str))
+    texts = [value for row in rows for key, value in row.items() if isinstance(value, str) and key != "not_at_sites"]  # a reason
+    assert all(set(text.split()) <= words for text in texts)
 
 
 def test_data_commands_answer_in_one_json_document(monkeypatch):

@@ -27,7 +27,8 @@ def test_the_table_has_the_row_and_the_code_is_1():
     result = call(*FAILS, "--out", "a")
     assert result.exit_code == 1, result.stderr
     rows = [line.split() for line in result.stdout.splitlines() if line.split()[:1] in (["Local"], ["Ditto"], ["FedAvg"])]
-    assert [row[0] for row in rows[:3]] == ["Local", "Ditto", "FedAvg"]
+    assert {row[0] for row in rows[:2]} == {"Local", "Ditto"}
+    assert rows[2][0] == "FedAvg"
     assert set(rows[2][1:]) == {"-"}
     assert f"FedAvg failed: {REASON}\n" in result.stdout
     assert "Best on validation: " in result.stdout

@@ -11,7 +11,7 @@ from fedtailor.engine.divergence import ABSURD, loss_of_zero
 from fedtailor.engine.options import Options
 from fedtailor.engine.prepare import prepare
 from fedtailor.errors import Diverged, InvalidArgument
-from fedtailor.local.schedule import Exponential
+from fedtailor.local.schedule import Exponential, Milestones
 from tests import make
 
 
@@ -94,11 +94,11 @@ def test_a_sweep_that_runs_away_is_refused_by_name():
 
 
 def test_one_that_runs_away_late_is_named_and_not_in_the_table(monkeypatch):
-    """FedAvg is given a step size that grows: good in the first part of the race, absurd in the second."""
+    """FedAvg is given a step size that is good in the first part of the race and absurd in the second."""
     from fedtailor.advisor import advise
 
     def fedavg(lr, **work):
-        return ft.FedAvg(lr=Exponential(0.05, 30.0), **work)
+        return ft.FedAvg(lr=Milestones(0.2, (2,), 1e4), **work)
 
     monkeypatch.setattr(advise, "FedAvg", type("Growing", (), {"__new__": lambda _, **given: fedavg(**given)}))
     monkeypatch.setattr(advise, "_regime_of", lambda algorithm: (0.0, "local"))

@@ -209,7 +209,8 @@ def test_advice_and_sweeps_start_from_a_backbone_and_go_through_its_frozen_layer
     long = ask(fed, module, **options)
     monkeypatch.undo()
     calls = []
-    monkeypatch.setattr(prefix, "_through", lambda task, x, key: calls.append(len(x)) or task.prefix.apply(x))
+    on = prefix._on
+    monkeypatch.setattr(prefix, "_on", lambda task, device: lambda x: calls.append(len(x)) or on(task, device)(x))
     short = ask(fed, name, backbone=tmp_path / "w.safetensors", **options)
     assert len(calls) == 3  # training, validation and test rows
     for a, b in zip(short, long, strict=True):

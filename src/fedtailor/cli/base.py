@@ -114,7 +114,8 @@ def show(rows: Any, cells: Sequence[dict[str, Any]], as_json: bool) -> None:
         if title in numbers:
             table.add_column(printable(title).replace(" ", "\n"), no_wrap=True, justify="right")
         else:
-            least = NAMES if i == 0 else None  # however many columns of numbers there are, it is seen whose they are
+            # however many columns of numbers there are, it is seen whose they are, and no word of a heading is broken
+            least = NAMES if i == 0 else max(map(len, title.split()), default=0)
             table.add_column(printable(title), no_wrap=has_text and i == 0, overflow="fold", min_width=least)
     for row in cells:
         table.add_row(*("-" if value is None else printable(str(value)) for value in row.values()))

@@ -81,7 +81,7 @@ def summarised(ready: Prepared) -> tuple[dict[str, Any], Any]:
     outputs = max(1, rows.outputs - rows.kind.softmax)
     features = int(np.prod(rows.train.x.shape[1:]))
     if plan.task.gradient is None or features * outputs > LARGEST:
-        raise InvalidData(f"R² is of a linear model with at most {LARGEST} parameters; the race decides alone")
+        raise InvalidData(f"the spread is that of a linear model with at most {LARGEST} parameters; the race decides alone")
     fit = summary(plan.task, *rows.train.client(0), name=rows.names[0], seed=ready.options.seed)
     facts = {name: getattr(fit, name) for name in PLAIN} | {"flags": list(fit.flags)}
     facts["dispersion"] = residual_variance(rows) if rows.kind.least_squares else 1.0

@@ -322,18 +322,18 @@ def _trust(received: Sequence[Summary], used: Sequence[Summary]) -> str:
     if pulled:
         notes.append(
             f"{pulled} of {len(used)} fits are pulled to zero for want of rows, so differences between clients are blurred and "
-            "partly made up: take R^2 as an order of magnitude at best."
+            "partly made up: take the spread as an order of magnitude at best."
         )
     elif few:
         notes.append(
-            f"{few} of {len(used)} clients have fewer than {ENOUGH} rows per parameter: take R^2 as a rough guess and its "
+            f"{few} of {len(used)} clients have fewer than {ENOUGH} rows per parameter: take the spread as a rough guess and its "
             "interval as too narrow."
         )
     absent = sum(any("without a row" in flag or "separable" in flag for flag in s.flags) for s in used)
     if absent and not pulled:
         notes.append(
             f"{absent} of {len(used)} clients have separable data or lack a class: how long their parameters are is not in the "
-            "data, so R^2 may well be larger than the interval says."
+            "data, so the spread may well be larger than the interval says."
         )
     if any(s.rank < s.inputs for s in used):
         notes.append("Directions of which a client's rows say nothing are taken as common to all.")
