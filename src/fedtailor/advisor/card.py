@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -130,9 +131,10 @@ def card(algorithm: Algorithm, model: Any = None, data: Federation | None = None
         return _facts(case, network(nn.GroupNorm(2, 6)) if model is None else model)
 
 
-def cards() -> list[Card]:
-    """A card for every registered method, on the laws' network."""
-    return [card(method.example()) for method in METHODS]
+@cache
+def cards() -> tuple[Card, ...]:
+    """Return a card for every method of ours, on the laws' network; made once in a process."""
+    return tuple(card(method.example()) for method in METHODS)
 
 
 class FullTurnout(Case):
