@@ -23,7 +23,7 @@ from fedtailor.engine.setup import build_task, make_plan
 from fedtailor.engine.vectorized import VectorizedEngine
 from fedtailor.errors import InvalidArgument, ModelMismatch
 from fedtailor.laws.ground import network
-from fedtailor.metrics.cost import multiply_adds, probe, wire_bytes, work_of_blocks, work_of_prediction
+from fedtailor.metrics.cost import multiply_adds, probe, wire_bytes, work_of_prediction
 from fedtailor.models import router
 from fedtailor.runs import models as saved_models
 from fedtailor.runs.store import Store
@@ -213,6 +213,30 @@ def test_the_shared_model_is_as_with_q0_one_while_warming_up_and_with_steps_on_i
     assert still == ("warmup" in settings)
 
 
+@pytest.mark.parametrize("engine", ["loop", "vectorized"])
+@pytest.mark.parametrize(
+    "flow",
+    [ft.Flow(lr=0.2, epochs=2, global_risk="own", global_rows="whole"), ft.Flow(lr=0.2, epochs=2, variant="eased", redraw=True)],
+    ids=["whole", "eased"],
+)
+def test_the_shared_model_of_all_rows_and_its_own_risk_is_fedavgs(flow, engine):
+    run, fedavg = trained(flow, engine=engine), trained(ft.FedAvg(lr=0.2, epochs=2), engine=engine, weights="size")
+    close(run.shared["model"], fedavg.shared["model"], 1e-12)
+    start = run.algorithm.init_server(run.task)[0]
+    assert any(not torch.equal(start["router"][k], run.shared["router"][k]) for k in start["router"])
+
+
+def test_the_eased_variant_routes_between_fedavgs_model_and_that_of_fedavg_with_fine_tuning():
+    """Where every row goes to v it predicts as FedAvgFT."""
+    work = {"lr": 0.2, "epochs": 2}
+    flow = trained(ft.Flow(**work, variant="eased", q0=0.0, local_epochs=3, local_lr=0.05))
+    tuned = trained(ft.FedAvgFT(**work, finetune_epochs=3, finetune_lr=0.05), weights="size")
+    close(flow.shared, tuned.shared, 1e-12)
+    x = federation(SIZES).test.x
+    for client in range(4):
+        close({"p": flow.predict(client, x)}, {"p": tuned.predict(client, x)}, 1e-12)
+
+
 def test_pc_flow_is_fedavg_with_fine_tuning():
     work = {"lr": 0.2, "epochs": 2, "server_lr": 0.7}
     flow = trained(ft.Flow(**work, variant="pc", local_steps=5, local_lr=0.3))
@@ -398,11 +422,12 @@ def test_both_engines_predict_alike(inference, deploy):
     "algorithm",
     [
         ft.Flow(lr=0.3, epochs=2, router_lr=2.0, router_dropout=0.3, deploy="all", order="global-first"),
+        ft.Flow(variant="eased", lr=0.3, local_epochs=2, local_lr=0.1, inference="soft", redraw=True),
         ft.Flow(variant="pi", inference="soft", redraw=True, opt=ft.SGD(momentum=0.5), server_opt=ft.FedYogi()),
         ft.Flow(routing="model", order="router-first", local_steps=4, router_widths=6, lr=ft.Exponential(0.2, 0.5), radius=2.0),
         ft.Flow(q0=0.5, deploy="all", split=0.3, opt=ft.Adam(), lr=0.01),
     ],
-    ids=["all at the end", "pi", "whole models", "fixed q0"],
+    ids=["all at the end", "eased", "pi", "whole models", "fixed q0"],
 )
 def test_the_variants_keep_the_laws_that_engines_and_padding_may_break(algorithm):
     assert {v.number for v in ft.check_algorithm(algorithm, network(), laws=(1, 2, 3, 4, 10))} == {1, 2, 3, 4, 10}
@@ -417,9 +442,7 @@ def test_the_work_of_one_model_of_soft_and_of_hard_routing_is_what_can_be_counte
     shared, _ = flow.init_server(task)
     _, g, v, x = two_versions(rows=17)
     shared = {**shared, "model": g}
-    blocks = {"0": 17 * 3 * 6, "2": 17 * 6 * 5, "4": 17 * 5 * 2}
-    one, routed = sum(blocks.values()), 17 * (3 * 4 + 3 * 4 * 2)  # a level of 4 units, three exits of two
-    assert work_of_blocks(task, g, x) == blocks
+    one, routed = 17 * (3 * 6 + 6 * 5 + 5 * 2), 17 * (3 * 4 + 3 * 4 * 2)  # a level of 4 units, three exits of two
     assert work_of_prediction(flow, task, shared, {}, x) == one
     assert work_of_prediction(replace(flow, inference="soft"), task, shared, {"local": v}, x) == 2 * one + routed
     assert work_of_prediction(flow, task, shared, {"local": v}, x) == one + routed
@@ -491,11 +514,15 @@ def test_rows_that_are_no_numbers_are_refused():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"variant": "per-instance"}, "variant must be one of flow, pi, pc"),
+        ({"variant": "per-instance"}, "variant must be one of paper, eased, pi, pc"),
         ({"routing": "block"}, "routing must be one of layer, model"),
         ({"order": "router"}, "order must be one of alternate, router-first, global-first"),
         ({"inference": "round"}, "inference must be one of hard, soft"),
         ({"global_risk": "local"}, "global_risk must be one of mixed, own"),
+        ({"global_rows": "whole"}, "global_rows='whole' is for global_risk='own'"),
+        ({"global_rows": "whole", "global_risk": "own", "deploy": "all"}, "which deploy='all' does not"),
+        ({"global_rows": "whole", "global_risk": "own", "variant": "pi"}, "which variant='pi' does not"),
+        ({"variant": "eased", "deploy": "all"}, "variant='eased' sets deploy"),
         ({"warmup": -1}, "warmup must be at least 0"),
         ({"deploy": "nothing"}, "deploy must be one of router, local, all"),
         ({"split": 1.0}, "split must be less than 1"),

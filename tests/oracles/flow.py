@@ -16,6 +16,8 @@ Options, with the same meaning wherever they appear:
   order   "alternate"; "router-first": all router steps, then all steps of w_g; "global-first": the reverse
   variant "flow"; "pi": w_g is a pair of global models, both trained through the mixture and both averaged;
           "pi-tied": both paths are the model in training; "pi-start": the second path is w_g as it was received
+  risk    of w_g: "mixed" is (5); "own" is its own, as in the authors' published code; "apart" is its own on batches of all
+          rows, rows_global, while the router has batches of zeta_g, rows_router, and mixes with w_g as it was received
   loss    "ce": mean cross entropy, "half": half the squared error, mean over rows and outputs
 """
 
@@ -129,36 +131,40 @@ def train(
     layers=None,
     exits="post",
     mix="pre",
+    risk="mixed",
     rows_router=None,
 ):
     """(w_g, w_l, psi) after the three kinds of steps. rows_router are the router's own batches, else those of w_g."""
     x, y, w_g, psi = as_double(x), as_double(y), each(as_double, w_g), each(as_double, psi)
-    risk = RISKS[loss]
+    cost, received = RISKS[loss], w_g
     w_l = w_g if variant in ("flow", "pi-start") else None  # what was received; nothing changes in place
     if variant == "flow":
         for r in map(index, rows_local):
-            w_l = step(w_l, local_lr, lambda w, r=r: risk(block(w, x[r], False), y[r]))
+            w_l = step(w_l, local_lr, lambda w, r=r: cost(block(w, x[r], False), y[r]))
 
     def paths(g):
         return g if variant == "pi" else (g, g) if variant == "pi-tied" else (g, w_l)
 
     def mixed(g, p, r):
-        return risk(personalised(*paths(g), p, x[r], layers, q0, False, exits, mix), y[r])
+        return cost(personalised(*paths(g), p, x[r], layers, q0, False, exits, mix), y[r])
 
     def router(rows):
         nonlocal psi
         r = index(rows)
         if q0 is None:
-            psi = step(psi, router_lr, lambda p: mixed(w_g, p, r) + regulariser(p, x[r], gamma, exits))
+            beside = received if risk == "apart" else w_g
+            psi = step(psi, router_lr, lambda p: mixed(beside, p, r) + regulariser(p, x[r], gamma, exits))
 
     def shared(rows):
         nonlocal w_g
         r = index(rows)
-        w_g = step(w_g, lr, lambda g: mixed(g, psi, r))
+        w_g = step(w_g, lr, lambda g: mixed(g, psi, r) if risk == "mixed" else cost(block(g, x[r], False), y[r]))
 
     turns = [(router, rows) for rows in (rows_global if rows_router is None else rows_router)]
     steps = [(shared, rows) for rows in rows_global]
-    if order == "alternate":
+    if risk == "apart":  # neither sees the other's steps
+        plan = turns + steps
+    elif order == "alternate":
         plan = [one for pair in zip(turns, steps, strict=True) for one in pair]
     else:
         plan = {"router-first": turns + steps, "global-first": steps + turns}[order]
@@ -168,10 +174,11 @@ def train(
 
 
 def server(updates):
-    """Line 14 of Algorithm 1 on [(w_g, psi, n)]: both averaged with weights n / sum n."""
-    total = sum(n for _, _, n in updates)
-    w_g = mean([(w, n / total) for w, _, n in updates])
-    return w_g, mean([(psi, n / total) for _, psi, n in updates])
+    """Line 14 of Algorithm 1 on [(w_g, psi, n)]: both averaged with weights n / sum n; n may be a pair, of w_g and of psi."""
+    counts = np.array([n if isinstance(n, tuple) else (n, n) for _, _, n in updates], float)
+    of_w, of_psi = (counts / counts.sum(0)).T
+    w_g = mean([(w, p) for (w, _, _), p in zip(updates, of_w, strict=True)])
+    return w_g, mean([(psi, p) for (_, psi, _), p in zip(updates, of_psi, strict=True)])
 
 
 def rounds(w_g, psi, clients, cohorts, rows, told, *, sizes=None, adapt=None, phases=("local", "global")):
@@ -186,7 +193,9 @@ def rounds(w_g, psi, clients, cohorts, rows, told, *, sizes=None, adapt=None, ph
         updates = []
         for i in cohort:
             batches = [rows(t, i, phase) for phase in phases]
-            updates.append(client_round(w_g, psi, *clients[i], *batches, n=None if sizes is None else sizes(t, i), **told))
+            apart = {"rows_router": rows(t, i, "router")} if told.get("risk") == "apart" else {}
+            n = None if sizes is None else sizes(t, i)
+            updates.append(client_round(w_g, psi, *clients[i], *batches, n=n, **told, **apart))
         w_g, psi = server(updates)
         entry = {"w_g": w_g, "psi": psi, "n": [n for _, _, n in updates]}
         if adapt is not None:
@@ -272,7 +281,7 @@ def index(rows):
 
 
 RATES = {"lr": 0.3, "local_lr": 0.4, "router_lr": 0.5}
-PHASE = {"local": "local", "global": "train", "deploy-local": "personalize", "deploy-global": AT_THE_END}
+PHASE = {"local": "local", "global": "train", "router": "router", "deploy-local": "personalize", "deploy-global": AT_THE_END}
 # the run's weights are such that Flow must not look at them
 SETTINGS = (
     Setting(None, 4, "size", {"epochs": 2}),
@@ -306,8 +315,13 @@ CASES = (
     case("all adapts, global first", {"order": "global-first"}, deploy="all", order="global-first"),
     case("own model of all rows at the end", deploy_rows="whole"),
     case("longer at the end", deploy_epochs=3),
+    case("w by its own risk", {"risk": "own"}, global_risk="own"),
+    case("w by its own risk on all rows", {"risk": "apart"}, SETTINGS, global_risk="own", global_rows="whole"),
+    case("eased", {"risk": "apart"}, SETTINGS, variant="eased"),
+    case("eased, soft inference, parts drawn anew", {"risk": "apart"}, variant="eased", inference="soft", redraw=True),
     case("pi", settings=SETTINGS[:2], variant="pi"),
 )
+ADAPT = {"eased": "local"}  # N deploys the router as received
 
 
 def named(model):
@@ -351,8 +365,8 @@ def follow(trial):
         [trial.cohort(t) for t in range(trial.case.rounds)],
         batches,
         {**RATES, "gamma": method.gamma, **trial.case.told},
-        sizes=lambda t, i: size_of(trial, i),
-        adapt=method.deploy,
+        sizes=lambda t, i: (size_of(trial, i), size_of(trial, i, "router")) if "router" in feed.phases else size_of(trial, i),
+        adapt=ADAPT.get(method.variant, method.deploy),
     )
     how = {name: value for name, value in trial.case.told.items() if name in ("q0", "layers")}
     return [

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from fedtailor.cli import app
 from fedtailor.errors import InvalidArgument, InvalidData
-from fedtailor.papers import PAPERS, chosen, experiments, ledger, picture, results
-from fedtailor.papers.base import Claim, Experiment, Figure, column, interval, one, slope
+from fedtailor.papers import PAPERS, chosen, experiments, front, ledger, picture, results
+from fedtailor.papers.base import Claim, Experiment, Figure, Pieces, by_value, column, interval, one, slope
 
 KEYS = {"paper", "experiment", "claim", "held", "convex", "ours", "theirs", "interval", "seeds"}
 
@@ -93,6 +93,52 @@ def test_what_is_kept_is_not_measured_again_unless_settings_change(tmp_path):
         results.read(tmp_path, "toy/one", experiment, "laptop", 3)
 
 
+def test_a_seed_that_was_stopped_goes_on_where_it_was(tmp_path):
+    calls, broken = [], ["b"]
+
+    def rows(settings, seed, name):
+        calls.append(name)
+        if name in broken:
+            raise KeyboardInterrupt
+        return [{"x": 1, "y": 1.0, "name": name}]
+
+    experiment = toy(Pieces(lambda settings: ["a", "b", "c"], rows))
+    with pytest.raises(KeyboardInterrupt):
+        results.measured(tmp_path, "toy/one", experiment, "laptop", 1)
+    broken.clear()
+    found = results.measured(tmp_path, "toy/one", experiment, "laptop", 1)
+    assert (calls, [row["name"] for row in found[0]]) == (["a", "b", "b", "c"], ["a", "b", "c"])
+    assert [path.name for path in results.place(tmp_path, "toy/one", "laptop").iterdir()] == ["seed-0.json"]
+    assert experiment.measure({}, 0) == found[0]
+
+
+def test_a_measurement_over_values_is_cut_at_them():
+    def measure(settings, seed):
+        return [{"x": x, "seed": seed, "d": settings["d"]} for x in settings["x"]]
+
+    pieces, settings = by_value("x", measure), {"x": [1, 2], "d": 3}
+    assert pieces.names(settings) == ["1", "2"]
+    assert pieces.rows(settings, 7, "2") == [{"x": 2, "seed": 7, "d": 3}]
+    assert pieces(settings, 7) == measure(settings, 7)
+
+
+def test_pieces_of_other_settings_are_measured_again(tmp_path):
+    calls = []
+
+    def rows(settings, seed, name):
+        calls.append(settings["x"])
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return [{"x": 1, "y": 1.0, "name": name}]
+
+    experiment = toy(Pieces(lambda settings: ["a", "b"], rows))
+    with pytest.raises(KeyboardInterrupt):
+        results.measured(tmp_path, "toy/one", experiment, "laptop", 1)
+    other = replace(experiment, settings={"laptop": {"x": [9]}, "paper": {}})
+    results.measured(tmp_path, "toy/one", other, "laptop", 1)
+    assert calls[2:] == [[9], [9]]
+
+
 def test_the_ledger_says_what_held_and_what_must():
     claims = (
         Claim("grows", lambda rows: column(rows, "y", name="a")[-1], above=0.0, theirs="4"),
@@ -123,11 +169,39 @@ def test_a_figure_is_written_as_svg_pdf_and_csv(tmp_path):
     assert written["figure.csv"].decode().splitlines()[:2] == ["seed,x,y,name", "0,1,2.0,a"]
 
 
+def test_the_pages_show_every_figure_and_what_was_not_tried(tmp_path):
+    pytest.importorskip("vl_convert")
+    experiment = toy(None, Claim("grows", lambda rows: rows[-1]["y"], above=0.0), Claim("falls", lambda rows: 1.0, below=0.0))
+    by_seed = results.measured(tmp_path, "toy/one", experiment, "laptop", 2)
+    took = front.times(tmp_path, ["toy/one", "toy/two"], "laptop", 2)
+    assert list(took) == ["toy/one"]
+    sections = {"toy/one": (experiment, by_seed), "toy/two": (experiment, {})}
+    written = front.write(tmp_path / "docs", sections, "laptop", took)
+    assert [str(path.relative_to(tmp_path / "docs")) for path in written] == [
+        "papers.md",
+        "results/papers.md",
+        "papers/toy-one.svg",
+    ]
+    page, ledger_page = written[0].read_text(), written[1].read_text()
+    assert "![Toy](papers/toy-one.svg)" in page
+    assert "1 of 2 claims held, 2 seeds" in page
+    assert "**toy/two**: Toy (nowhere); not tried" in page
+    assert "1 convex experiments took" in ledger_page
+    assert written[2].read_text().startswith("<svg")
+    small, whole = (len(picture.chart(experiment, by_seed, small=s).to_dict()["layer"]) for s in (True, False))
+    assert small < whole
+
+
+def test_what_is_drawn_leaves_out_what_was_not_measured():
+    rows = [{"x": 1, "y": None, "name": "a"}, {"x": 2, "y": 3.0, "name": "a"}]
+    assert [point["x"] for point in picture.points(FIGURE, {0: rows})] == [2]
+
+
 def test_the_commands_list_measure_and_judge(tmp_path):
     listed = json.loads(invoke("papers", "list", "--json").stdout)
     assert {row["experiment"] for row in listed} == set(experiments())
     where = ["--out", str(tmp_path), "--seeds", "1", "--json"]
-    nothing = json.loads(invoke("papers", "check", "clup", "--kept", *where).stdout)
+    nothing = json.loads(invoke("papers", "check", "minimax", "--kept", *where).stdout)
     assert {row["held"] for row in nothing} == {None}
     checked = json.loads(invoke("papers", "check", "clup/bound", *where).stdout)
     assert all(set(row) >= KEYS and row["held"] is True and row["convex"] for row in checked)

@@ -247,7 +247,7 @@ def test_two_hundred_clients_of_different_sizes_are_solved_as_each_by_itself():
 def test_hessians_that_do_not_fit_at_once_give_the_same(monkeypatch):
     (task, fed), _ = some("classification")
     whole = solve(task, fed, 0.5, weight_decay=0.01)
-    monkeypatch.setattr("fedtailor.theory.envelope._ROOM", 70)
+    monkeypatch.setattr("fedtailor.theory.pulled.ROOM", 70)
     assert np.abs(numbers(solve(task, fed, 0.5, weight_decay=0.01).g) - numbers(whole.g)).max() < 1e-13
 
 

@@ -63,26 +63,40 @@ def check(
     seeds: Seeds = 3,
     out: Results = PLACE,
     kept: Annotated[bool, typer.Option("--kept", help="Measure nothing: what is not in --out yet is not tried.")] = False,
-    page: Annotated[Path | None, typer.Option(help="Write the ledger to a file as well, as a page of Markdown.")] = None,
     as_json: Json = False,
 ) -> None:
     """Print the ledger of claims; the exit status is 1 where one that must hold does not.
 
-    What is missing in --out is measured first.
+    What is missing in --out is measured first, but only of convex problems: the others take long, are measured by `papers run`,
+    and count as far as earlier results of them are kept.
     """
     from fedtailor.papers import chosen, ledger
     from fedtailor.papers.results import measured, read
-    from fedtailor.runs import files
 
     sections = {}
     for key, experiment in chosen(name).items():
-        by_seed = read(out, key, experiment, scale, seeds) if kept else measured(out, key, experiment, scale, seeds, say)
+        ready = kept or not experiment.convex
+        by_seed = read(out, key, experiment, scale, seeds) if ready else measured(out, key, experiment, scale, seeds, say)
         sections[key] = (experiment, by_seed)
     rows = [row for key, (experiment, by_seed) in sections.items() for row in ledger.rows_of(key, experiment, by_seed)]
-    if page is not None:
-        files.write(page, ledger.page(sections, scale))
     show(rows, [ledger.cells(row) for row in rows], as_json)
     failed = ledger.failures(rows)
     if failed:
         say(f"{len(failed)} of {len(rows)} claims do not hold: {'; '.join(row['claim'] for row in failed)}")
         raise typer.Exit(1)
+
+
+@papers.command("pages")
+def pages(
+    folder: Annotated[Path, typer.Argument(help="Where papers.md, papers/*.svg and results/papers.md are written, as docs.")],
+    scale: Scaled = "laptop",
+    seeds: Seeds = 3,
+    out: Results = PLACE,
+) -> None:
+    """Write the front page with a thumbnail of every figure, and the ledger as a page, from what is kept."""
+    from fedtailor.papers import experiments, front
+    from fedtailor.papers.results import read
+
+    sections = {key: (experiment, read(out, key, experiment, scale, seeds)) for key, experiment in experiments().items()}
+    written = front.write(folder, sections, scale, front.times(out, list(sections), scale, seeds))
+    print_text("\n".join(f"written: {path}" for path in written))

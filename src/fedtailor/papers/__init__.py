@@ -14,7 +14,7 @@ from fedtailor.papers.base import Experiment
 
 __all__ = ["PAPERS", "Experiment", "chosen", "experiments"]
 
-PAPERS = ("clup", "minimax", "partial")
+PAPERS = ("clup", "minimax", "perada", "partial", "flow")
 
 
 def experiments() -> dict[str, Experiment]:

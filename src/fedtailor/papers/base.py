@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from scipy.stats import t
+from scipy.special import stdtrit
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
@@ -55,8 +55,35 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Pieces:
+    """A measurement that takes long, in pieces: each is kept as soon as it is done, so that a seed may be stopped.
+
+    ``names(settings)`` are the pieces, ``rows(settings, seed, name)`` the rows of one.
+    """
+
+    names: Callable[[Settings], Sequence[str]]
+    rows: Callable[[Settings, int, str], list[dict[str, Any]]]
+
+    def __call__(self, settings: Settings, seed: int) -> list[dict[str, Any]]:
+        return [row for name in self.names(settings) for row in self.rows(settings, seed, name)]
+
+
+def by_value(key: str, measure: Callable[[Settings, int], list[dict[str, Any]]]) -> Pieces:
+    """Return a measurement that walks through ``settings[key]`` as pieces, one for each of its values."""
+
+    def rows(settings: Settings, seed: int, name: str) -> list[dict[str, Any]]:
+        return measure({**settings, key: [value for value in settings[key] if str(value) == name]}, seed)
+
+    return Pieces(lambda settings: [str(value) for value in settings[key]], rows)
+
+
+@dataclass(frozen=True)
 class Experiment:
-    """One experiment: ``measure(settings, seed)`` returns rows of plain values, from which the figure and the claims are made."""
+    """One experiment: ``measure(settings, seed)`` returns rows of plain values, from which the figure and the claims are made.
+
+    What the package keeps of an earlier measurement (``stored/``) may be the ``means_of`` several seeds; then it is all that
+    counts at its scale.
+    """
 
     title: str
     source: str  # where it stands in the paper
@@ -65,13 +92,14 @@ class Experiment:
     figure: Figure
     claims: tuple[Claim, ...]
     convex: bool = True
+    means_of: int | None = None
 
 
 def interval(numbers: Sequence[float]) -> tuple[float, float] | None:
     """Return the 95 % interval of the mean over seeds, by Student's law; None with one seed."""
     if len(numbers) < 2 or not np.isfinite(numbers).all():
         return None
-    half = float(np.std(numbers, ddof=1) / np.sqrt(len(numbers)) * t.ppf(0.975, len(numbers) - 1))
+    half = float(np.std(numbers, ddof=1) / np.sqrt(len(numbers)) * stdtrit(len(numbers) - 1, 0.975))
     return float(np.mean(numbers)) - half, float(np.mean(numbers)) + half
 
 

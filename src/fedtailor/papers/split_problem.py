@@ -6,7 +6,7 @@ f_i(u, v) = mean of log(1 + exp(-c (a'u + b'v))) + rho (|u|^2/(1 + |u|^2) + |v|^
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
+from fedtailor.data.pool import dealt
+from fedtailor.data.readers import images
 from fedtailor.engine.setup import build_task
 from fedtailor.papers.base import Settings
 from fedtailor.task import Task
@@ -54,14 +56,26 @@ def load(settings: Settings, seed: int) -> tuple[SplitTask, ft.Federation]:
         design = {name: settings[name] for name in ("clients", "rows", "d", "R")}
         federation = ft.Federation.load("clup-logistic", **design, separate=False, test_rows=2, seed=seed)
     else:
-        dealt = ft.Federation.load(settings["data"], clients=settings["clients"], partition="classes:2", seed=seed)
-        rows = [dealt.train.client(i) for i in range(len(dealt))]
+        shared_out = digits(settings, seed)
+        rows = [shared_out.train.client(i) for i in range(len(shared_out))]
         pairs = [(x.flatten(1).numpy(), (y >= 5).long().numpy()) for x, y in rows]
         federation = ft.Federation.from_arrays(pairs, pairs, task="classification", name="split")
     federation, rho = federation.to(torch.float64), settings["rho"]
     task = build_task(f"split-linear:{federation.train.x.shape[1] // 2}", federation, 0, torch.float64, False)
     values = {field.name: getattr(task, field.name) for field in fields(Task)}
     return SplitTask(**{**values, "gradient": lambda model, batch: gradient(model, batch, rho)}, rho=rho), federation
+
+
+def digits(settings: Settings, seed: int) -> ft.Federation:
+    """MNIST dealt to clients: all of it, or ``rows`` of it for each client, averaged down to ``side`` by ``side`` pixels."""
+    pool = images.mnist()
+    count = settings["clients"] * settings["rows"] if "rows" in settings else len(pool.y)
+    kept = np.sort(np.random.default_rng(seed).permutation(len(pool.y))[:count])
+    x = torch.from_numpy(np.asarray(pool.x[kept], np.float32)).reshape(count, 28, 28) / 255
+    if side := settings.get("side"):
+        x = x.unflatten(1, (side, -1)).unflatten(3, (side, -1)).mean((2, 4))
+    part = replace(pool, x=x.numpy(), y=pool.y[kept], owner=None, domain=None)
+    return dealt(part, settings["clients"], settings.get("partition", "classes:2"), seed=seed)
 
 
 class Look(NamedTuple):

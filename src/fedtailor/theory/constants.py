@@ -37,7 +37,7 @@ class Constants:
 
 
 def constants(task: Task, federation: Federation, weight_decay: float = 0.0) -> Constants:
-    """mu and L of the clients' training risks. Refuses a model that is not linear or not strongly convex."""
+    """Return mu and L of the clients' training risks. Refuses a model that is not linear or not strongly convex."""
     if task.gradient is None:
         raise InvalidArgument("the constants mu and L are known for the model 'linear' only; give lr, server_lr and steps")
     outputs = task.kind.averaged(federation.outputs)

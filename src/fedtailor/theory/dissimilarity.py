@@ -25,7 +25,7 @@ __all__ = ["Bounded", "bounded", "client_gradients", "dissimilarity", "diversity
 
 
 class Bounded(NamedTuple):
-    """mean_i |grad f_i|^2 <= G2 + B^2 |grad f|^2 at every point looked at."""
+    """The bound mean_i |grad f_i|^2 <= G2 + B^2 |grad f|^2 at every point looked at."""
 
     G2: float
     B: float
@@ -55,7 +55,7 @@ def bounded(points: Sequence[Tensor], B: float = 1.0) -> Bounded:
 
 
 def diversity(points: Sequence[Tensor]) -> NDArray[np.float64]:
-    """delta_i = largest |grad f_i - grad f|^2 over the points, for every client; f is the plain mean."""
+    """Return delta_i, the largest |grad f_i - grad f|^2 over the points, for every client; f is the plain mean."""
     if not points:
         raise InvalidArgument("no gradients; give what client_gradients returns, at one model or more")
     distances = [((gradients - gradients.mean(0)) ** 2).sum(1) for gradients in points]

@@ -15,11 +15,9 @@ returned; training from zero stays there as well. It is found in K - 1 orthonorm
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,11 +26,12 @@ from torch import Tensor
 
 from fedtailor.data.federation import Federation
 from fedtailor.errors import InvalidArgument, InvalidData
-from fedtailor.task import Kind, Task
+from fedtailor.task import Task
+from fedtailor.theory import pulled
+from fedtailor.theory.pulled import Problem, hessians_of, lam_per_client, problem_of, risks
 
 TOLERANCE = 1e-10  # of the envelope's gradient, against the gradients at zero
 _STEPS = 200  # of Newton's method, at most
-_ROOM = 20_000_000  # numbers of a chunk of Hessians (8 bytes each)
 _FLAT = 1e-13  # of a coordinate's curvature: what counts as none
 _GONE = 1e-9  # of its curvature at zero: where labels can be separated, it vanishes as fast as the gradient
 
@@ -74,8 +73,8 @@ def solve(
     and federation to begin from. Stops when the envelope's gradient is certified to be at most ``TOLERANCE`` of the clients'
     mean gradient at zero.
     """
-    problem = _problem(task, federation, weights, weight_decay)
-    return _newton(problem, _lam_per_client(lam, federation), start)
+    problem = problem_of(task, federation, weights, weight_decay)
+    return _newton(problem, lam_per_client(lam, federation), start)
 
 
 def solve_path(
@@ -88,206 +87,13 @@ def solve_path(
 ) -> list[Solution]:
     """Solve Problem (2) at each of ``lams``, from the largest to the smallest, each begun at the solution before; the solutions
     come in the order of ``lams``."""
-    problem = _problem(task, federation, weights, weight_decay)
-    lam_values = [_lam_per_client(lam, federation) for lam in lams]
+    problem = problem_of(task, federation, weights, weight_decay)
+    lam_values = [lam_per_client(lam, federation) for lam in lams]
     solutions: dict[int, Solution] = {}
     before: Solution | None = None
     for k in sorted(range(len(lam_values)), key=lambda k: -float(lam_values[k].max())):
         before = solutions[k] = _newton(problem, lam_values[k], before)
     return [solutions[k] for k in range(len(lam_values))]
-
-
-# -- the problem -----------------------------------------------------------------------------------------------------------
-class _Group(NamedTuple):
-    """Clients of like size: rows [c, n, D] padded with zeros, targets [c, n, K], ``share`` [c, n] = 1/n_i on real rows."""
-
-    ids: Tensor
-    rows: Tensor
-    targets: Tensor
-    share: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class _Problem:
-    """Parameters are [blocks, size]: blocks that the Hessian does not mix. Outputs are apart except under a softmax.
-
-    ``contrasts`` [outputs, free] turns them into one row of weights per output. ``diagonal`` [clients, blocks, size] is that of
-    the Hessians at zero, without decay (nothing for least squares, whose curvature does not vanish on the way).
-    """
-
-    kind: Kind
-    groups: list[_Group]
-    names: tuple[str, ...]
-    weights: Tensor
-    contrasts: Tensor
-    columns: int
-    bias: bool
-    weight_decay: float
-    diagonal: Tensor
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        free = self.contrasts.shape[1]
-        return (1, free * self.columns) if self.kind.softmax else (free, self.columns)
-
-    def table(self, flat: Tensor) -> Tensor:
-        """[..., blocks, size] as weights [..., outputs, columns]."""
-        return self.contrasts @ flat.reshape(*flat.shape[:-2], -1, self.columns)
-
-    def model(self, flat: Tensor) -> dict[str, Tensor]:
-        table = self.table(flat)
-        return {"weight": table[:, :-1].clone(), "bias": table[:, -1].clone()} if self.bias else {"weight": table}
-
-
-def _problem(task: Task, federation: Federation, weights: str | Sequence[float], weight_decay: float) -> _Problem:
-    if not isinstance(federation, Federation):
-        raise InvalidArgument(f"federation must be a Federation, not {type(federation).__name__}; see Federation.from_arrays")
-    if task.gradient is None:
-        raise InvalidArgument(
-            "Problem (2) has one known minimum for the model 'linear' only (a network is not convex); train with FedCLUP instead"
-        )
-    if task.kind != federation.kind:
-        raise InvalidArgument(f"the task is for {task.kind} but the data are for {federation.kind}; build it for these data")
-    if isinstance(weight_decay, bool) or not isinstance(weight_decay, Real) or not 0 <= weight_decay < math.inf:
-        raise InvalidArgument(f"weight_decay must be a finite number of at least 0, not {weight_decay!r}")
-    start = task.init()
-    outputs, bias = len(start["weight"]), "bias" in start
-    columns = start["weight"].shape[1] + bias
-    groups = [_padded_group(federation, ids, task.kind, outputs, bias) for ids in _size_groups(federation.train.sizes, columns)]
-    shares = torch.from_numpy(_shares(weights, federation))
-    contrasts = _contrasts(outputs) if task.kind.softmax else torch.eye(outputs, dtype=torch.float64)
-    free = contrasts.shape[1]
-    squares = shares.new_empty(len(federation), 1, columns)
-    for group in groups:
-        squares[group.ids] = group.share[:, None] @ group.rows**2
-    per_row = (0.0 if task.kind.least_squares else 1.0 if task.kind.softmax else task.kind.curvature) / outputs
-    diagonal = (per_row * squares).repeat(1, 1, free) if task.kind.softmax else (per_row * squares).repeat(1, free, 1)
-    return _Problem(task.kind, groups, federation.names, shares, contrasts, columns, bias, float(weight_decay), diagonal)
-
-
-def _contrasts(outputs: int) -> Tensor:
-    """[K, K - 1] orthonormal columns that sum to zero."""
-    lower = torch.tril(torch.ones(outputs, outputs - 1, dtype=torch.float64), -1)
-    steps = lower - lower.mean(0)
-    return torch.linalg.qr(steps)[0]
-
-
-def _size_groups(sizes: NDArray[np.int64], columns: int) -> Iterator[NDArray[np.int64]]:
-    """Yield clients in groups within a factor of two in size, each of at most ``_ROOM`` padded numbers."""
-    bucket = np.ceil(np.log2(np.maximum(sizes, 1))).astype(int)
-    for value in np.unique(bucket):
-        ids = np.flatnonzero(bucket == value)
-        room = max(1, _ROOM // int(sizes[ids].max() * columns))
-        for first in range(0, len(ids), room):
-            yield ids[first : first + room]
-
-
-def _padded_group(federation: Federation, ids: NDArray[np.int64], kind: Kind, outputs: int, bias: bool) -> _Group:
-    longest = int(federation.train.sizes[ids].max())
-    rows, targets, share = [], [], []
-    for i in ids:
-        x, y = federation.train.client(int(i))
-        table = x.flatten(1).double()
-        if bias:
-            table = torch.cat([table, table.new_ones(len(table), 1)], 1)
-        target = torch.nn.functional.one_hot(y, outputs) if kind.softmax else y.reshape(len(y), outputs)
-        pad = longest - len(y)
-        rows.append(torch.cat([table, table.new_zeros(pad, table.shape[1])]))
-        targets.append(torch.cat([target.double(), table.new_zeros(pad, outputs)]))
-        share.append(torch.cat([table.new_full((len(y),), 1 / len(y)), table.new_zeros(pad)]))
-    return _Group(torch.from_numpy(ids), torch.stack(rows), torch.stack(targets), torch.stack(share))
-
-
-def _shares(weights: str | Sequence[float], federation: Federation) -> NDArray[np.float64]:
-    if isinstance(weights, str):
-        if weights not in ("uniform", "size"):
-            raise InvalidArgument(f"weights must be 'uniform', 'size' or a number per client, not {weights!r}")
-        values = federation.train.sizes.astype(float) if weights == "size" else np.ones(len(federation))
-    else:
-        values = _numbers("weights", weights, len(federation))
-    if not (np.isfinite(values) & (values > 0)).all():
-        raise InvalidArgument("weights must be finite and greater than 0; leave a client out with federation.take([...])")
-    return values / values.sum()
-
-
-def _lam_per_client(lam: Any, federation: Federation) -> NDArray[np.float64]:
-    if isinstance(lam, str):
-        if lam != "client" or "lam" not in federation.facts:
-            raise InvalidArgument(f"lam = {lam!r} is not known; give a number, or 'client' after federation.with_facts(lam=...)")
-        lam = federation.facts["lam"]
-    values = np.full(len(federation), float(lam)) if isinstance(lam, Real) else _numbers("lam", lam, len(federation))
-    if not (values >= 0).all():
-        raise InvalidArgument(f"lam must be at least 0, not {values[~(values >= 0)][0]}; 0 is local training, inf one model")
-    return values
-
-
-def _numbers(name: str, argument: Any, count: int) -> NDArray[np.float64]:
-    try:
-        values = np.asarray(argument, float)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"{name} must be numbers, not {argument!r}; give one per client") from error
-    if values.shape != (count,):
-        raise InvalidArgument(f"{name} has shape {values.shape} but there are {count} clients; give one number per client")
-    return values
-
-
-# -- risks, gradients, Hessians --------------------------------------------------------------------------------------------
-def _risks(problem: _Problem, flat: Tensor) -> tuple[Tensor, Tensor]:
-    """f_i [m] and grad f_i [m, blocks, size] at every client's own point [m, blocks, size]."""
-    values = flat.new_empty(len(flat))
-    slopes = torch.empty_like(flat)
-    for group in problem.groups:
-        logits = group.rows @ problem.table(flat[group.ids]).transpose(-1, -2)
-        losses, residual = _loss(problem.kind, logits, group.targets)
-        values[group.ids] = (losses * group.share).sum(1)
-        residual = residual * group.share[..., None] @ problem.contrasts
-        slopes[group.ids] = (residual.transpose(-1, -2) @ group.rows).reshape(-1, *problem.shape)
-    decay = problem.weight_decay
-    return values + decay / 2 * (flat**2).sum((1, 2)), slopes + decay * flat
-
-
-def _hessians(problem: _Problem, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (ids [c], Hessians [c, blocks, size, size]) in chunks; one block stands for all outputs of least squares."""
-    blocks, size = problem.shape
-    for group in problem.groups:
-        room = max(1, _ROOM // (blocks * size * size))
-        for first in range(0, len(group.ids), room):
-            part = _Group(*(t[first : first + room] for t in group))
-            logits = part.rows @ problem.table(flat[part.ids]).transpose(-1, -2)
-            yield part.ids, _hessian(problem, part, logits) + problem.weight_decay * torch.eye(size, dtype=torch.float64)
-
-
-def _hessian(problem: _Problem, part: _Group, logits: Tensor) -> Tensor:
-    clients, _, outputs = logits.shape
-    if problem.kind.least_squares:
-        return _weighted_moments(part, torch.ones_like(part.share) / outputs)[:, None]
-    if not problem.kind.softmax:
-        weights = torch.sigmoid(logits) * torch.sigmoid(-logits) / outputs
-        return torch.stack([_weighted_moments(part, weights[..., k]) for k in range(outputs)], 1)
-    probabilities = torch.softmax(logits, -1)
-    free, columns = problem.contrasts.shape[1], problem.columns
-    centered = probabilities @ problem.contrasts
-    out = logits.new_empty(clients, free, columns, free, columns)
-    for a in range(free):
-        for b in range(a + 1):
-            weight = probabilities @ (problem.contrasts[:, a] * problem.contrasts[:, b]) - centered[..., a] * centered[..., b]
-            out[:, a, :, b, :] = out[:, b, :, a, :] = _weighted_moments(part, weight)
-    return out.view(clients, 1, free * columns, free * columns)
-
-
-def _weighted_moments(part: _Group, weights: Tensor) -> Tensor:
-    """Return the sum over rows of share * weight * x x'."""
-    return (part.rows * (weights * part.share)[..., None]).transpose(-1, -2) @ part.rows
-
-
-def _loss(kind: Kind, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each row's loss and its gradient in the logits."""
-    residual = (kind.soft(logits) - targets) / kind.averaged(logits.shape[-1])
-    if kind.least_squares:
-        return ((logits - targets) ** 2).mean(-1) / 2, residual
-    if kind.softmax:
-        return torch.logsumexp(logits, -1) - (targets * logits).sum(-1), residual
-    return (torch.nn.functional.softplus(logits) - targets * logits).mean(-1), residual
 
 
 # -- Newton's method -------------------------------------------------------------------------------------------------------
@@ -298,13 +104,13 @@ class _Point(NamedTuple):
     slopes: Tensor  # grad f_i(w_i)
 
 
-def _newton(problem: _Problem, lam: NDArray[np.float64], start: Solution | None) -> Solution:
+def _newton(problem: Problem, lam: NDArray[np.float64], start: Solution | None) -> Solution:
     clients = len(lam)
     pull = torch.from_numpy(lam)[:, None, None]
     pooled = pull.isinf()  # these clients take g itself, with no gap
     center = torch.zeros(problem.shape, dtype=torch.float64)
     gaps = torch.zeros(clients, *problem.shape, dtype=torch.float64)
-    scale = _mean_length(problem, _risks(problem, gaps)[1])
+    scale = _mean_length(problem, risks(problem, gaps)[1])
     if start is not None:
         if start.gaps.shape != gaps.shape:
             raise InvalidArgument("start is the solution of another problem; give one of the same model and clients")
@@ -333,13 +139,13 @@ def _newton(problem: _Problem, lam: NDArray[np.float64], start: Solution | None)
     return Solution(lam, problem.model(center), models, best.objective, norm, relative, steps, gaps, center)
 
 
-def _point_at(problem: _Problem, pull: Tensor, pooled: Tensor, center: Tensor, gaps: Tensor) -> _Point:
-    values, slopes = _risks(problem, center + gaps)
+def _point_at(problem: Problem, pull: Tensor, pooled: Tensor, center: Tensor, gaps: Tensor) -> _Point:
+    values, slopes = risks(problem, center + gaps)
     pulls = torch.where(pooled, 0.0, pull * gaps**2).sum((1, 2)) / 2
     return _Point(center, gaps, float(problem.weights @ (values + pulls)), slopes)
 
 
-def _mean_length(problem: _Problem, vectors: Tensor) -> float:
+def _mean_length(problem: Problem, vectors: Tensor) -> float:
     return float(problem.weights @ vectors.flatten(1).norm(dim=1))
 
 
@@ -348,7 +154,7 @@ def _residuals(pull: Tensor, pooled: Tensor, here: _Point) -> Tensor:
     return torch.where(pooled, 0.0, here.slopes + torch.where(pooled, 0.0, pull) * here.gaps)
 
 
-def _certificate(problem: _Problem, pull: Tensor, pooled: Tensor, here: _Point) -> float:
+def _certificate(problem: Problem, pull: Tensor, pooled: Tensor, here: _Point) -> float:
     """An upper bound on the length of the envelope's gradient at g.
 
     That gradient is sum p_i lam_i (g - w_i*) with w_i* the exact inner minimum; w_i misses it by at most |r_i|/lam_i.
@@ -358,7 +164,7 @@ def _certificate(problem: _Problem, pull: Tensor, pooled: Tensor, here: _Point) 
     return float(total) + _mean_length(problem, _residuals(pull, pooled, here))
 
 
-def _step(problem: _Problem, pull: Tensor, pooled: Tensor, here: _Point) -> _Point:
+def _step(problem: Problem, pull: Tensor, pooled: Tensor, here: _Point) -> _Point:
     """Take a Newton step, shortened until the objective falls as a convex function must (Armijo)."""
     center_step, gap_steps = _direction(problem, pull, pooled, here)
     moves = center_step + gap_steps
@@ -373,14 +179,14 @@ def _step(problem: _Problem, pull: Tensor, pooled: Tensor, here: _Point) -> _Poi
         length /= 2
 
 
-def _direction(problem: _Problem, pull: Tensor, pooled: Tensor, here: _Point) -> tuple[Tensor, Tensor]:
+def _direction(problem: Problem, pull: Tensor, pooled: Tensor, here: _Point) -> tuple[Tensor, Tensor]:
     """Return (dg, dd_i) of the module's docstring: dd_i = -A_i^-1 (r_i + H_i dg)."""
     residuals = _residuals(pull, pooled, here)
     finite = torch.where(pooled, 1.0, pull)  # a stand-in: what it enters is thrown away
     blocks, size = problem.shape
     matrix = torch.zeros(1 if problem.kind.least_squares else blocks, size, size, dtype=torch.float64)
     right = torch.zeros(blocks, size, dtype=torch.float64)
-    small = len(problem.names) * len(matrix) * size * size <= _ROOM
+    small = len(problem.names) * len(matrix) * size * size <= pulled.ROOM
     chunks: list[tuple[Tensor, Tensor, Tensor]] = []
     for ids, solved_rest, solved_hessian in _solved(problem, finite, pooled, here, residuals):
         weight, lam, is_pooled = problem.weights[ids, None, None], finite[ids], pooled[ids]
@@ -403,10 +209,10 @@ def _direction(problem: _Problem, pull: Tensor, pooled: Tensor, here: _Point) ->
 
 
 def _solved(
-    problem: _Problem, finite: Tensor, pooled: Tensor, here: _Point, residuals: Tensor
+    problem: Problem, finite: Tensor, pooled: Tensor, here: _Point, residuals: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield (ids, A_i^-1 r_i, A_i^-1 H_i) in chunks; where lam_i is infinite, H_i itself in the last place."""
-    for ids, hessians in _hessians(problem, here.center + here.gaps):
+    for ids, hessians in hessians_of(problem, here.center + here.gaps):
         eye = torch.eye(hessians.shape[-1], dtype=hessians.dtype)
         # where there is no gap A_i is not used, and H_i may be singular
         matrices = torch.where(pooled[ids][..., None], eye, hessians + finite[ids][..., None] * eye)

@@ -10,7 +10,7 @@ import torch
 import fedtailor as ft
 from fedtailor.engine.setup import build_task
 from fedtailor.papers.base import Claim, Experiment, Figure, Rows, Settings, column, one, slope
-from fedtailor.theory.stability import envelope_solver, federated_stability
+from fedtailor.papers.stability import envelope_solver, federated_stability
 
 LOCAL, MIDDLE, SHARED = "local", "lam = 1", "FedAvg"
 

@@ -1,0 +1,160 @@
+"""FlowGate: every row is answered by the shared model or by the client's own, as one gate that knows their confidences decides.
+
+What it does
+    w is trained as by FedAvg. Before it predicts, a client fine-tunes a copy v of w, as by FedAvgFT (``finetune_epochs`` or
+    ``finetune_steps``, ``finetune_lr``). A gate, one for all clients, takes the place of Flow's router: logistic regression on
+    nine numbers that tell who is right (``evidence``: both models' largest probabilities, margins and entropies, whether they
+    agree, each one's probability of the other's class), q = P(w is right | exactly one of them is).
+    It is fitted on rows that neither model was trained on, so that q is calibrated: from round ``warmup`` on a client of a round
+    also makes v from w as received, takes its validation rows on which exactly one of the two is right, and sends the gradient
+    and the Hessian of their logistic losses (110 numbers; no row leaves). The server takes Newton's step on the mean over
+    clients plus ridge/2 |theta|^2, whose quadratics it remembers over rounds with weights ``memory``^age.
+    Prediction is that of w where q > 1/2 and of v where q < 1/2, in log-probabilities; ``inference="soft"`` mixes the
+    probabilities by q. While the gate knows nothing (no round yet, no validation rows) both are averaged.
+    ``combine="average"`` always averages; ``combine="stack"`` takes a weight of w for each client, of eleven from 0 to 1 that
+    with the least loss on its validation rows. They have the same w and v: yardsticks for the gate.
+Reference
+    A variant of FLOW (Panchal et al. 2023), whose router reads the row alone; the gate is ours. Newton's steps on sums of
+    clients' gradients and Hessians: federated iteratively reweighted least squares.
+Differs from the paper
+    FLOW's router is a network on the raw row, trained through the mixture on training rows. Here w learns from its own risk on
+    all rows, v is fine-tuned on all rows, and the two are told apart by what they answer.
+Limits
+    The shared model is FedAvg's. With memory = 0, all clients and models that stand still, the gate is the logistic
+    regression of all clients' rows together, with that ridge.
+When to use
+    In classification, where it is not known which of FedAvgFT and averaging is better, and clients have validation rows: at our
+    scale it tied the better of the two on three real sets and was not above it (docs/results/routing.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from fedtailor import tree
+from fedtailor.algorithms.base import Algorithm, Limit, amount, param
+from fedtailor.errors import InvalidArgument
+from fedtailor.local import descend
+
+NUMBERS = 10  # of a row: nine that tell, and a one
+GRID = 11
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowGate(Algorithm):
+    server_lr: float = param(1.0, gt=0)
+    finetune_epochs: int | None = param(None, ge=1)  # one epoch if neither is given
+    finetune_steps: int | None = param(None, ge=1)
+    finetune_lr: float | None = param(None, gt=0)  # lr if not given
+    combine: Literal["gate", "average", "stack"] = "gate"
+    inference: Literal["hard", "soft"] = "hard"
+    ridge: float = param(0.01, gt=0)
+    memory: float = param(0.98, ge=0, lt=1)
+    warmup: int = param(0, ge=0)  # rounds before the gate learns
+
+    family = "layers chosen for each row"
+    limits = (Limit({"combine": "average"}, "FedAvg", compares="shared"),)
+    leak = "the gate is fitted to validation rows by plain gradients"
+
+    def stages(self):
+        return sorted({0, self.warmup})
+
+    def work(self):
+        tuning = amount(self.finetune_steps, self.finetune_epochs)
+        return {**super().work(), **({"local": tuning} if self.combine == "gate" else {}), "personalize": tuning}
+
+    def init_server(self, task):
+        if not task.kind.softmax:
+            raise InvalidArgument("FlowGate chooses between two classifiers; for other targets use Flow or FedAvgFT")
+        model = task.init()
+        if self.combine != "gate":
+            return {"model": model}, {}
+        zeros = next(iter(model.values())).new_zeros(NUMBERS)
+        past = {"hessian": zeros.expand(NUMBERS, NUMBERS).clone(), "target": zeros, "mass": zeros[0].clone()}
+        return {"model": model, "gate": zeros.clone()}, past
+
+    def client_update(self, task, shared, personal, data, rnd):
+        model = descend(task.risk, shared["model"], data, self.optimizer(rnd))
+        upload = {"delta": tree.sub(model, shared["model"])}
+        if self.combine != "gate":
+            return upload, personal
+        return {**upload, "gate": self.statistics(task, shared, data, rnd)}, personal
+
+    def statistics(self, task, shared, data, rnd):
+        """The gradient and the Hessian of the gate's losses on the validation rows where exactly one model is right."""
+        theta = shared["gate"]
+        nothing = {"gradient": torch.zeros_like(theta), "hessian": torch.zeros_like(theta[:, None] * theta)}
+        if rnd.number < self.warmup or "val" not in data:
+            return nothing
+        local = descend(task.risk, shared["model"], data["local"], self.optimizer(rnd, self.finetune_lr))
+        y, mask = data["val"]["y"], data["val"]["mask"]
+        if y.dim() > 1:
+            raise InvalidArgument("FlowGate needs one label per row, not one per position; use another method")
+        if not len(y):
+            return nothing
+        ours, theirs = (task.apply(m, data["val"]["x"]).softmax(-1) for m in (shared["model"], local))
+        w_right, v_right = ours.argmax(-1) == y, theirs.argmax(-1) == y
+        seen, weight = evidence(ours, theirs), mask * (w_right != v_right)
+        q = (seen @ theta).sigmoid()
+        gradient = seen.T @ (weight * (q - w_right.to(q)))
+        return {"gradient": gradient, "hessian": seen.T @ (seen * (weight * q * (1 - q)).unsqueeze(-1))}
+
+    def server_update(self, task, shared, server, upload, rnd):
+        new = {"model": tree.move(shared["model"], upload["delta"], self.server_lr)}
+        if self.combine != "gate":
+            return new, server
+        if rnd.number < self.warmup:
+            return {**new, "gate": shared["gate"]}, server
+        gradient, hessian = upload["gate"]["gradient"], upload["gate"]["hessian"]
+        now = {"hessian": hessian, "target": hessian @ shared["gate"] - gradient, "mass": torch.ones_like(server["mass"])}
+        past = {name: self.memory * server[name] + now[name] for name in now}
+        ridge = self.ridge * torch.eye(NUMBERS, dtype=gradient.dtype, device=gradient.device)
+        return {**new, "gate": torch.linalg.solve(past["hessian"] / past["mass"] + ridge, past["target"] / past["mass"])}, past
+
+    def personalize(self, task, shared, personal, data):
+        local = {"local": descend(task.risk, shared["model"], data, self.optimizer(lr=self.finetune_lr))}
+        if self.combine != "stack":
+            return local
+        like = next(iter(shared["model"].values()))
+        grid = torch.linspace(0, 1, GRID, dtype=like.dtype, device=like.device)
+        if "val" not in data or not data["val"]["y"].numel():
+            return {**local, "weight": grid[GRID // 2]}
+        y, mask = data["val"]["y"], data["val"]["mask"]
+        models = (shared["model"], local["local"])
+        ours, theirs = (task.apply(m, data["val"]["x"]).log_softmax(-1).gather(-1, y[:, None])[:, 0] for m in models)
+        losses = torch.stack([-(mixed(ours, theirs, a) * mask).sum() for a in grid])
+        return {**local, "weight": grid[losses.argmin()]}
+
+    def predict(self, task, shared, personal, x):
+        if "local" not in personal:
+            return task.apply(shared["model"], x)
+        ours, theirs = (task.apply(m, x).log_softmax(-1) for m in (shared["model"], personal["local"]))
+        return mixed(ours, theirs, self.share(shared, personal, ours.exp(), theirs.exp()).unsqueeze(-1))
+
+    def share(self, shared, personal, ours, theirs):
+        """What w's probabilities weigh in the answer to each row."""
+        if self.combine == "average":
+            return torch.full_like(ours[..., 0], 0.5)
+        if self.combine == "stack":
+            return personal["weight"].expand(ours.shape[:-1])
+        q = (evidence(ours, theirs) @ shared["gate"]).sigmoid()
+        return q if self.inference == "soft" else (torch.sign(q - 0.5) + 1) / 2
+
+
+def mixed(ours, theirs, q):
+    """The logarithm of q e^ours + (1 - q) e^theirs; exact where q is 0 or 1."""
+    return torch.logaddexp(ours + q.log(), theirs + (1 - q).log())
+
+
+def evidence(ours, theirs):
+    """What tells which of two models is right, of each row, from their probabilities [rows, classes]: nine numbers from 0 to 1
+    and a one."""
+    (p, first), (r, second) = ours.max(-1), theirs.max(-1)
+    margins = [(top[..., 0] - top[..., 1]) for top in (m.topk(2, -1).values for m in (ours, theirs))]
+    classes = torch.tensor(float(ours.shape[-1]), dtype=ours.dtype, device=ours.device)
+    entropies = [-torch.special.xlogy(m, m).sum(-1) / classes.log() for m in (ours, theirs)]
+    crossed = [m.gather(-1, at.unsqueeze(-1))[..., 0] for m, at in ((ours, second), (theirs, first))]
+    return torch.stack([p, r, *margins, *entropies, (first == second).to(p), *crossed, torch.ones_like(p)], -1)

@@ -1,0 +1,1 @@
+"""FLOW: Panchal et al. (2023)."""

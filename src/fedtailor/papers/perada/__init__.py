@@ -1,0 +1,1 @@
+"""PERADA: Xie et al. (2024)."""
