@@ -84,7 +84,7 @@ def pooled_schools() -> list[str]:
     mine = [pull(found, fed, task, r2) for r2 in (found.r2, found.interval[1], found.interval[0])]
     advice = ft.advise(fed, rounds=ROUNDS, steps=STEPS)
     return [
-        "| schools | R² | lam |",
+        "| schools | spread | lam |",
         "|---|---|---|",
         f"| mixed-effects model (statsmodels, REML) | {trace:.3g} | {fit.scale * random.shape[1] / (rows * trace):.3g} |",
         f"| one exchange of fits | {found.r2:.3g} ({found.interval[0]:.3g} to {found.interval[1]:.3g}) | "
@@ -157,9 +157,9 @@ def main(count: int = 200) -> None:
 def _summary(found: list[dict[str, Any]]) -> list[str]:
     out = [
         f"Written by `make bench-advice`: {len(found)} generated federations (linear and logistic, 10 to 40 clients, 20 to 100 "
-        f"rows each, R² from 0 to ten times the noise of a client's fit, every tenth in three groups), {FRESH} fresh test rows "
-        f"per client. In hindsight: the best on test of Local, FedAvg, FedAvgFT, FedCLUP with {len(LAMS)} lams, HypCluster where "
-        f"there are groups; {ROUNDS} rounds of {STEPS} full-batch steps each.",
+        "rows each, a spread from 0 to ten times the noise of a client's fit, every tenth in three groups), "
+        f"{FRESH} fresh test rows per client. In hindsight: the best on test of Local, FedAvg, FedAvgFT, FedCLUP with "
+        f"{len(LAMS)} lams, HypCluster where there are groups; {ROUNDS} rounds of {STEPS} full-batch steps each.",
         "",
         "| | federations | mean regret | wanted | mean of the worst 5 % | wanted | steps, share of trying them all | wanted |",
         "|---|---|---|---|---|---|---|---|",
@@ -177,7 +177,7 @@ def _summary(found: list[dict[str, Any]]) -> list[str]:
         "",
         f"Of {sum(r['groups'] > 1 for r in found)} federations in groups {clear} were said to be, of the others "
         f"{sum(r['advice'].clusters > 1 for r in found if r['groups'] == 1)}. "
-        "How methods are ranked (by validation loss) and which are tried was settled on federations drawn with another key.",
+        "Which methods are tried was settled on federations drawn with another key.",
     ]
 
 

@@ -35,7 +35,7 @@ from fedtailor.sites.local import InProcess
 from fedtailor.sites.names import APP
 from fedtailor.sites.pact import Pact
 from fedtailor.sites.processes import Member, _flwr, runs_of, start_server
-from fedtailor.sites.project import CONFIG, Network, Place, create
+from fedtailor.sites.project import CONFIG, Draft, Network, Place, create
 from fedtailor.sites.server import Conductor, Terms
 
 PAGE = Path("docs/results/sites.md")
@@ -142,7 +142,16 @@ def deployed(
         folder = Path(place)
         options = Options(rounds=SHORT, batch_size=BATCH, evaluate_every=0)
         address = ("127.0.0.1", _free_port())
-        made = create(folder / "net", SITES, SCHEMA, ft.FedAvg(lr=LR, epochs=1), MODEL, options, address, secure)
+        draft = Draft(
+            sites=SITES,
+            schema=SCHEMA,
+            address=address,
+            algorithm=ft.FedAvg(lr=LR, epochs=1),
+            model=MODEL,
+            options=options,
+            secure=secure,
+        )
+        made = create(folder / "net", draft)
         server = start_server(made, "127.0.0.1")
         stack.callback(server.stop)
         relay = Relay(address[1])

@@ -18,7 +18,7 @@ from fedtailor.algorithms.base import RECEIVED
 from fedtailor.data.feed import Feed
 from fedtailor.engine.loop import LoopEngine
 from fedtailor.engine.measure import evaluate
-from fedtailor.engine.pool import _Memory
+from fedtailor.engine.memory import Memory
 from fedtailor.engine.setup import build_task, cohort_of, make_plan
 from fedtailor.engine.vectorized import VectorizedEngine
 from fedtailor.local import descend, gradient, linear
@@ -360,7 +360,7 @@ def test_a_wrapper_counts_the_bytes_of_the_wire_form_and_keeps_the_facts_of_the_
 # -- what it costs -----------------------------------------------------------------------------------------------------
 def test_a_rounds_weights_pass_to_workers_through_shared_memory():
     rnd = the_round(weights=torch.arange(10_000.0), ranks=torch.arange(10_000))
-    memory = _Memory()
+    memory = Memory()
     message = memory.write(({"a": torch.ones(3)}, rnd))
     assert len(pickle.dumps(message)) < 2_000
     _, back = memory.read(message, copy=True)

@@ -8,6 +8,7 @@ import pytest
 import fedtailor as ft
 from fedtailor.advisor.pilot import Race
 from fedtailor.engine.divergence import ABSURD, loss_of_zero
+from fedtailor.engine.loop import LoopEngine
 from fedtailor.engine.options import Options
 from fedtailor.engine.prepare import prepare
 from fedtailor.errors import Diverged, InvalidArgument
@@ -50,9 +51,9 @@ def test_an_outlier_among_the_test_rows_is_no_divergence():
 
 def test_the_loss_of_zero_is_that_of_all_classes_alike():
     federation = make.federation([40, 50])
-    assert loss_of_zero(prepare(ft.FedAvg(), federation).plan) == pytest.approx(np.log(2), rel=1e-6)
+    assert loss_of_zero(LoopEngine(prepare(ft.FedAvg(), federation).plan, workers=1)) == pytest.approx(np.log(2), rel=1e-6)
     numbers = one_number(3.0)
-    assert loss_of_zero(prepare(ft.FedAvg(), numbers).plan) == pytest.approx(4.5)
+    assert loss_of_zero(LoopEngine(prepare(ft.FedAvg(), numbers).plan, workers=1)) == pytest.approx(4.5)
 
 
 def test_targets_of_zero_set_no_limit():

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import fedtailor as ft
-from fedtailor.engine.explain import explain, interval
+from fedtailor.engine.explain import explain, in_words, interval
 from fedtailor.runs import models
 from tests.cli.test_cli import answer, done, refusal
 
@@ -97,3 +97,9 @@ def test_the_command_writes_words_numbers_and_a_picture():
     done("run", "fedavg", "digits", "--clients", "2", "--with", "images=true", "--rounds", "1", "--out", "p")
     assert "explain is for rows of" in refusal("explain", "p")
     assert json.loads(Path("r/summary.json").read_text())["algorithm"] == "Ditto"
+
+
+def test_what_rounds_to_nothing_has_no_sign():
+    column = {"column": "age", "importance": -0.0001, "low": -0.02, "high": 0.0002}
+    lines = in_words({"clients": [{"client": "a", "rows": 9, "columns": [column]}]})
+    assert lines == ["a (9 test rows) rests on age 0.000 (-0.020 to 0.000)."]

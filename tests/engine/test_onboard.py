@@ -36,7 +36,7 @@ def kept(tmp_path):
     fed = ft.Federation.from_arrays(pairs, pairs)
 
     def run(method, **options):
-        return ft.run(method, fed, dtype="float64", bias=False, rounds=300, out=tmp_path / "run", **options)
+        return ft.run(method, fed, dtype="float64", bias=False, rounds=60, out=tmp_path / "run", **options)
 
     return lambda method, **options: (run(method, **options), models.read(tmp_path / "run"))
 
@@ -50,7 +50,7 @@ def test_the_newcomer_reaches_the_minimiser_of_its_risk_and_the_pull_to_the_shar
     rows = torch.eye(3, dtype=torch.float64)
     got = saved.algorithm.predict(saved.task, saved.shared, new.personal, rows)[:, 0].numpy()
     np.testing.assert_allclose(got, expected, atol=1e-8)
-    assert new.record["verdict"] == "better"
+    assert new.record["verdict"]["outcome"] == "helps"
     assert 0 < new.record["low"] < new.record["gain"] < new.record["high"]
 
 
@@ -71,15 +71,16 @@ def test_errors_are_those_of_rows_that_were_not_trained_on(kept):
 
 def test_a_newcomer_like_the_others_is_not_said_to_be_better_off(kept):
     _, saved = kept(ft.Ditto(lam=0.1, lr=0.3, steps=2))
-    verdicts = {ft.onboard(saved, *numbers(seed, 12, [1, -1, 0.5]), "new").record["verdict"] for seed in range(20, 23)}
-    assert "better" not in verdicts
+    verdicts = {ft.onboard(saved, *numbers(seed, 12, [1, -1, 0.5]), "new").record["verdict"]["outcome"] for seed in range(20, 23)}
+    assert "helps" not in verdicts
 
 
 def test_where_there_is_nothing_to_compare_it_is_said(kept):
     _, saved = kept(ft.FedAvg(lr=0.3))
     x, y = numbers(9, 30, [3, 1, 0])
     new = ft.onboard(saved, x, y, "new")
-    assert new.record["verdict"] == "the same"
+    assert new.record["verdict"]["outcome"] == "not known"
+    assert "gives every client the shared model" in new.record["text"]
     assert new.record["gain"] is None
     assert ft.onboard(saved, x[:9], y[:9], "new").record["folds"] == 0
     with pytest.raises(FedtailorError, match="has a model of '0'"):
@@ -95,7 +96,7 @@ def test_alone_the_newcomer_fits_its_own_rows(kept):
     _, saved = kept(ft.Local(lr=0.3))
     x, y = numbers(9, 30, [3, 1, 0])
     new = ft.onboard(saved, x, y, "new", rounds=300)
-    assert new.record["verdict"] == "nothing to compare with"
+    assert "nothing to compare" in new.record["verdict"]["sentence"]
     np.testing.assert_allclose(new.personal["model"]["weight"][0].numpy(), np.linalg.lstsq(x, y, rcond=None)[0], atol=1e-6)
 
 
@@ -117,7 +118,7 @@ def test_onboard_writes_a_model_that_predict_knows(scale):
     before = answer("verify", "r")
     record = answer("onboard", "r", "new.csv")
     if scale == "client":
-        assert record["verdict"] == "better"
+        assert record["verdict"]["outcome"] == "helps"
         assert record["personal"] > 0.9
     assert {key: record[key] for key in ("client", "rows", "folds")} == {"client": "D", "rows": 60, "folds": 10}
     assert answer("verify", "r") == before

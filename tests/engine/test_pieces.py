@@ -17,10 +17,13 @@ import fedtailor as ft
 from fedtailor import tree
 from fedtailor.algorithms import origin
 from fedtailor.cli import app
+from fedtailor.engine.options import Options
 from fedtailor.engine.pieces import class_weights
+from fedtailor.engine.prepare import prepare
 from fedtailor.errors import BadRun, InvalidArgument, ModelMismatch
+from fedtailor.runs.models import read
 from fedtailor.task import Task
-from tests.make import federation, seeded
+from tests.make import federation, pairs, seeded
 
 DATA = federation((7, 5, 9, 6), val=True)
 SETTINGS = {"rounds": 2, "workers": 1, "dtype": "float64", "batch_size": 4}
@@ -116,16 +119,56 @@ def test_a_measure_of_ones_own_is_in_the_history_the_summary_and_the_table(engin
     assert run.summary["right_global"] == pytest.approx(run.summary["acc_global"])
     assert [r["right_personal"] for r in run.history] == pytest.approx([r["acc_personal"] for r in run.history])
     np.testing.assert_allclose(run.clients["right_personal"], run.clients["acc_personal"])
+    assert run.summary["own_measures"] == ["right"]
     compared = ft.compare([ft.FedAvg(), ft.Local()], DATA, engine=engine, metrics=[right], **SETTINGS)
     assert [row["right_personal"] for row in compared.table("right_personal")] == pytest.approx(
         [row["acc_personal"] for row in compared.table("acc_personal")]
     )
 
 
+def other_f1(logits, y):
+    return 0.25 + 0.5 * (y == 1).double().mean()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_measure_with_the_name_of_one_of_ours_takes_its_place_and_is_noted(engine, tmp_path):
+    """Before: ``metrics={"f1": function}`` was refused."""
+    settings = {**SETTINGS, "engine": engine, "evaluate_every": 1}
+    ours = ft.run(ft.Ditto(), DATA, **settings)
+    run = ft.run(ft.Ditto(), DATA, metrics={"f1": other_f1}, score="f1", out=tmp_path / "run", **settings)
+    expected = [0.25 + 0.5 * float((DATA.test.client(i)[1] == 1).double().mean()) for i in range(len(DATA))]
+    np.testing.assert_allclose(run.clients["f1_personal"], expected)
+    assert [record["f1_personal"] for record in run.history] == pytest.approx([np.mean(expected)] * 2)
+    assert run.summary["score"] == "f1"
+    assert "f1_rows_personal" in ours.summary
+    assert "f1_rows_personal" not in run.summary  # rows of all clients are no client's
+    assert any("f1 is the function that was given" in note for note in run.summary["notes"])
+    assert run.summary["acc_personal"] == ours.summary["acc_personal"]
+
+
+def test_a_measure_with_the_name_of_one_of_ours_is_read_as_that_one_is():
+    task = prepare(ft.Local(), DATA, "linear", Options.of({"metrics": {"brier": other_f1, "mine": other_f1}})).task
+    by_name = {metric.name: metric for metric in task.measured}
+    assert (by_name["brier"].higher, by_name["mine"].higher, by_name["brier"].late) == (False, True, False)
+
+
+def test_a_newcomer_of_a_run_with_a_score_of_ones_own_is_judged_by_accuracy(tmp_path):
+    ft.run(ft.Ditto(), DATA, metrics={"f1": other_f1}, score="f1", out=tmp_path / "run", **SETTINGS)
+    x, y = DATA.train.client(2)
+    assert ft.onboard(read(tmp_path / "run"), x, y, "new").record["score"] == "acc"
+
+
+def test_a_measure_of_ones_own_is_a_score_however_many_classes_there_are():
+    data = ft.Federation.from_arrays(pairs((9, 9), classes=3), pairs((5, 5), seed=1, classes=3))
+    run = ft.run(ft.Local(), data, metrics={"apt": right}, score="apt", **SETTINGS)
+    assert run.summary["apt_personal"] == pytest.approx(run.summary["acc_personal"])
+
+
 @pytest.mark.parametrize(
     ("metrics", "says"),
     [
         ({"acc": right}, "cannot be called 'acc'"),
+        ({"loss": right}, "cannot be called 'loss'"),
         ({"two words": right}, "cannot be called"),
         ({"f": lambda logits, y: logits}, "the metric f fails on a client's"),
         (["nowhere.py:f1"], "no function 'f1' in nowhere.py"),
@@ -152,6 +195,8 @@ def test_a_loss_and_measures_are_named_on_the_command_line_and_found_again(sourc
     assert said.exit_code == 0, said.output
     summary = json.loads((tmp_path / "done" / "summary.json").read_text())
     assert 0 <= summary["recall_personal"] == summary["hit_personal"] <= 1
+    report = (tmp_path / "done" / "report.html").read_text()
+    assert all(f'<th scope="col">{title}</th>' in report for title in ("personal recall", "shared recall", "personal hit"))
     written = tomllib.loads((tmp_path / "done" / "config.toml").read_text())
     assert written["loss"].startswith("mine.py:smooth@")
     assert [entry.partition("@")[0] for entry in written["metrics"]] == ["mine.py:recall", "hit=mine.py:recall"]
@@ -205,6 +250,12 @@ def test_a_run_starts_where_another_ended(tmp_path):
     second = ft.run(ft.FedAvg(lr=1e-12), DATA, start=tmp_path / "first", engine="loop", **SETTINGS)
     for name, leaf in first.shared["model"].items():
         torch.testing.assert_close(second.shared["model"][name], leaf, rtol=0, atol=1e-10)
+
+
+def test_a_start_that_is_not_finite_says_so():
+    state = {"weight": torch.full((2, 3), torch.nan), "bias": torch.zeros(2)}
+    with pytest.raises(ModelMismatch, match="numbers in weight that are not finite"):
+        ft.run(ft.FedAvg(), DATA, start=state, **SETTINGS)
 
 
 def test_a_start_that_does_not_fit_says_so(tmp_path):

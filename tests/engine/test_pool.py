@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -17,7 +19,6 @@ from fedtailor.engine.pool import WorkerPool
 from fedtailor.errors import WorkerStuck
 from tests import make
 
-FORK = multiprocessing.get_context("fork")
 SHARED = {"w": torch.arange(3.0)}
 
 
@@ -98,18 +99,19 @@ def test_a_worker_that_is_woken_up_in_time_goes_on():
     assert len(results) == 4
 
 
-def leave_open(out):
-    open_pool = WorkerPool(None, 2)
-    list(open_pool.run(SHARED, jobs(pid)))
-    globals()["kept_alive"] = open_pool
-    out.write_text(" ".join(str(worker.process.pid) for worker in open_pool._workers))
+LEAVES_OPEN = """
+import sys, torch
+from pathlib import Path
+from fedtailor.engine.pool import WorkerPool
+from tests.engine.test_pool import SHARED, jobs, pid
+pool = WorkerPool(None, 2)
+list(pool.run(SHARED, jobs(pid)))
+Path(sys.argv[1]).write_text(" ".join(str(worker.process.pid) for worker in pool._workers))
+"""
 
 
 def test_a_pool_that_nobody_closed_does_not_hang_the_end_of_the_program(tmp_path):
-    process = FORK.Process(target=leave_open, args=(tmp_path / "pids",))
-    process.start()
-    process.join(10)
-    assert process.exitcode == 0
+    subprocess.run([sys.executable, "-c", LEAVES_OPEN, str(tmp_path / "pids")], check=True, timeout=60)
     for number in (tmp_path / "pids").read_text().split():
         with pytest.raises(ProcessLookupError):
             os.kill(int(number), 0)

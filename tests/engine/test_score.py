@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
-from sklearn.metrics import log_loss, roc_auc_score, roc_curve
+from sklearn.metrics import f1_score, log_loss, roc_auc_score, roc_curve
 
 import fedtailor as ft
 from fedtailor.errors import InvalidArgument
@@ -59,6 +60,27 @@ def test_log_loss_and_sensitivity_at_a_specificity_are_those_of_scikit_learn():
     assert loss.clients(logits, torch.tensor(y)[None], real) == pytest.approx([log_loss(y, 1 / (1 + np.exp(-margin)))])
     false, true, _ = roc_curve(y, margin, drop_intermediate=False)
     assert sensitivity.clients(logits, torch.tensor(y)[None], real) == pytest.approx([true[false <= 0.05 + 1e-9].max()])
+
+
+def test_a_score_of_one_class_says_which_and_the_classes_may_be_named_otherwise(tmp_path):
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=200)
+    frame = pd.DataFrame({"who": np.arange(200) % 2, "x": x, "y": np.where(x + draw.normal(size=200) > 0.8, "dead", "well")})
+    columns = tmp_path / "columns.toml"
+    columns.write_text(
+        'format = 1\n[label]\nname = "y"\nclasses = ["well", "dead"]\n[columns.x]\ntype = "number"\nrange = [-3, 3]\n'
+    )
+    found = {}
+    for name, options in (("well", {}), ("dead", {"columns": str(columns)})):
+        fed = ft.Federation.from_table(frame, client="who", label="y", **options)
+        run = ft.run(ft.FedAvg(lr=0.5), fed, rounds=20, score="f1")
+        assert any(f"The F1 is of the class '{name}'" in note for note in run.summary["notes"])
+        said = np.array(fed.classes)[run.predict_global(fed.test.x).argmax(1)]
+        truth = np.array(fed.classes)[fed.test.y]
+        found[name] = run.summary["f1_rows_global"]
+        assert found[name] == pytest.approx(f1_score(truth, said, pos_label=name))
+    assert found["well"] > found["dead"] + 0.1
+    assert not any("is of the class" in note for note in ft.run(ft.FedAvg(), fed, rounds=1, score="auc").summary["notes"])
 
 
 def test_a_score_that_is_unknown_or_does_not_apply_is_refused_by_name():

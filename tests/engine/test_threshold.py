@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors import safe_open
 from sklearn.metrics import balanced_accuracy_score, f1_score
 from typer.testing import CliRunner
 
@@ -53,6 +54,39 @@ def test_it_is_chosen_on_validation_and_predictions_go_by_it(patients, tmp_path)
     rows = pd.DataFrame(json.loads(said.stdout))
     assert ((rows["probability yes"] >= cut) == (rows["prediction"] == "yes")).all()
     assert not ((rows["probability yes"] >= 0.5) == (rows["prediction"] == "yes")).all()
+
+
+def test_it_stands_in_the_table_the_report_and_the_exported_files(patients, tmp_path):
+    out = tmp_path / "run"
+    words = ["run", "fedavg", str(patients), "--client", "site", "--label", "y", "--rounds", "5", "--threshold", "f1"]
+    told = CliRunner().invoke(app, [*words, "--out", str(out)])
+    summary = json.loads((out / "summary.json").read_text())
+    cut, at = summary["threshold"], summary["at_threshold"]
+    shown = f"{cut:.4f}"
+    assert "threshold" in told.stdout
+    assert f"The class 'yes' is said from probability {shown} on" in " ".join(told.stdout.split())
+    assert at["class"] == "yes"
+    page = (out / "report.html").read_text()
+    assert f"<td>{shown}</td>" in page
+    assert f"<td>{at['sensitivity']:.4f}</td>" in page
+    for more, ending in (([], "safetensors"), (["--onnx"], "onnx")):
+        to = tmp_path / f"model.{ending}"
+        done = CliRunner().invoke(app, ["export", str(out), "--to", str(to), *more])
+        assert done.exit_code == 0, done.output
+        if more:
+            onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+            metadata = {prop.key: prop.value for prop in onnx.load(str(to)).metadata_props}
+        else:
+            with safe_open(to, "pt") as file:
+                metadata = file.metadata()
+        assert json.loads(metadata["threshold"]) == cut
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    frame = pd.read_csv(patients)
+    session = runtime.InferenceSession(str(tmp_path / "model.onnx"))
+    columns = {entry.name: frame[entry.name].to_numpy(float)[:, None] for entry in session.get_inputs()}
+    probabilities, prediction = session.run(None, columns)
+    assert ((probabilities[:, 1] >= cut) == (prediction == "yes")).all()
+    assert not ((probabilities[:, 1] >= 0.5) == (prediction == "yes")).all()
 
 
 def test_without_validation_rows_or_two_classes_it_is_refused():

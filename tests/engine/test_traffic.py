@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,3 +80,70 @@ def test_our_methods_send_the_same_on_both_engines(method):
     sent = [[(r["bytes_down"], r["bytes_up"]) for r in run.history] for run in runs]
     assert sent[0] == sent[1]
     assert (np.sum(sent[0]) > 0) == (type(method).__name__ != "Local")
+
+
+# -- recounted by hand ---------------------------------------------------------------------------------------------------
+SIZES = {"F32": 4, "I32": 4, "I8": 1}
+
+
+def length(keys, tensors):
+    """Bytes of a message from the description of safetensors: a length of 8 bytes, a header in JSON padded to a multiple of 8,
+    the numbers. ``keys`` is the tree with numbers in the place of its tensors (dtype, shape)."""
+    header, at = {"__metadata__": {"keys": json.dumps(keys)}}, 0
+    for number in sorted(range(len(tensors)), key=lambda i: (-SIZES[tensors[i][0]], i)):
+        dtype, shape = tensors[number]
+        end = at + SIZES[dtype] * math.prod(shape)
+        header[str(number)] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":"))
+    return 8 + -(-len(text) // 8) * 8 + at
+
+
+MODEL = [("F32", (2, 3)), ("F32", (2,))]  # three features, two classes
+PLACED = [("F32", (3,)), ("I32", (3,)), ("I32", (2,)), ("F32", (1,)), ("I32", (1,)), ("I32", (1,))]  # half of each tensor
+COARSE = [("I8", (2, 3)), ("F32", ()), ("I8", (2,)), ("F32", ())]  # 8 bits each, and a scale
+IN_THREE = {
+    "encoded:values": 0,
+    "encoded:places": 1,
+    "encoded:shape": 2,
+}
+BY_HAND = {
+    "FedAvg": (ft.FedAvg(), length({"delta": {"weight": 0, "bias": 1}}, MODEL)),
+    "top half": (
+        ft.Compressed(method=ft.FedAvg(), keep=0.5),
+        length({"delta": {"weight": IN_THREE, "bias": {name: number + 3 for name, number in IN_THREE.items()}}}, PLACED),
+    ),
+    "8 bits": (
+        ft.Compressed(method=ft.FedAvg(), bits=8),
+        length(
+            {
+                "delta": {
+                    "weight": {"encoded:values": 0, "encoded:scale": 1},
+                    "bias": {"encoded:values": 2, "encoded:scale": 3},
+                }
+            },
+            COARSE,
+        ),
+    ),
+}
+THERE = [["0"], ["1", "2"], ["3"], ["0", "1", "2", "3"], []]  # who is there, round by round; in the last nobody
+LOST = ["2"]  # in the fourth; what does not arrive is not counted
+
+
+def who(number, names, draw):
+    return THERE[number], LOST if number == 3 else []
+
+
+@pytest.mark.parametrize(
+    "how", [{"engine": "loop", "workers": 1}, {"engine": "loop", "workers": 2}, {"engine": "vectorized"}], ids=str
+)
+@pytest.mark.parametrize("kind", BY_HAND)
+def test_the_bytes_of_each_client_and_round_are_those_counted_by_hand(kind, how):
+    method, up = BY_HAND[kind]
+    down = length({"model": {"weight": 0, "bias": 1}}, MODEL)
+    run = ft.run(method, DATA, cohort=who, rounds=5, evaluate_every=0, batch_size=4, **how)
+    counts = [len(there) for there in THERE]
+    assert [record["bytes_down"] for record in run.history] == [count * down for count in counts]
+    arrived = [count - len(LOST) * (number == 3) for number, count in enumerate(counts)]
+    assert [record["bytes_up"] for record in run.history] == [count * up for count in arrived]
+    assert (run.summary["bytes_down"], run.summary["bytes_up"]) == (sum(counts) * down, sum(arrived) * up)

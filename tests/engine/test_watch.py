@@ -99,6 +99,20 @@ def test_patience_ends_with_the_round_that_is_best_on_validation():
     assert patient.summary["acc_personal"] == whole.history[best]["acc_personal"]
 
 
+def test_patience_goes_by_the_score_that_was_asked_for():
+    """Before: by accuracy, whatever the run was judged by."""
+    whole = ft.run(ft.FedAvg(lr=0.5), DATA, rounds=30, score="log_loss", **SETTINGS)
+    losses = [record["val_log_loss_personal"] for record in whole.history]
+    best = 0
+    for number, loss in enumerate(losses):
+        best = number if loss < losses[best] else best
+        if number - best >= 3:
+            break
+    patient = ft.run(ft.FedAvg(lr=0.5), DATA, rounds=30, score="log_loss", patience=3, **SETTINGS)
+    assert patient.summary["kept_round"] == patient.summary["best_round"] == best
+    assert patient.summary["rounds"] == number + 1
+
+
 def test_patience_needs_validation():
     with pytest.raises(InvalidArgument, match="no validation rows"):
         ft.run(ft.FedAvg(), federation((5, 6)), rounds=2, patience=1)

@@ -71,6 +71,18 @@ def test_boosting_is_scikit_learns_alone_and_pooled(kind):
             assert found[label][0].clients[f"{name}_personal"][i] == pytest.approx(want, rel=1e-5)
 
 
+def test_boosting_counts_rows_as_their_weights_say():
+    fed, draw = federation(), np.random.default_rng(5)
+    pairs, tests = ([part.client(i) for i in range(len(fed))] for part in (fed.train, fed.test))
+    weights = [draw.integers(1, 9, len(y)) for _, y in pairs]
+    weighted = ft.Federation.from_arrays(pairs, tests, weights=weights)
+    found = ft.compare([ft.Local()], weighted, rounds=1, yardsticks=["boosting"]).yardsticks
+    for i, (x, y) in enumerate(pairs):
+        alone = HistGradientBoostingClassifier(random_state=0).fit(x.numpy(), y.numpy(), weights[i])
+        share = alone.predict_proba(tests[i][0].numpy())[np.arange(len(tests[i][1])), tests[i][1]]
+        assert found["boosting, each alone"][0].clients["loss_personal"][i] == pytest.approx(-np.log(share).mean(), rel=1e-4)
+
+
 def test_they_stand_on_the_page_and_are_never_the_best(tmp_path):
     found = ft.compare([ft.Local(), ft.FedAvg()], federation(), rounds=1, out=tmp_path / "a")
     evidence = Evidence(found.records(), {}, found.yardsticks)

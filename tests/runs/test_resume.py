@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import resource
 import signal
@@ -19,8 +18,8 @@ from fedtailor import tree
 from fedtailor.runs import checkpoint
 from fedtailor.runs.contents import open_contents
 from fedtailor.runs.record import read
+from tests.commands import Apart
 
-FORK = multiprocessing.get_context("fork")
 CASES = {
     "loop": (ft.Ditto(lam=0.3, epochs=1), {"engine": "loop", "workers": 1, "model": "linear"}),
     "workers": (ft.Ditto(lam=0.3, epochs=1), {"engine": "loop", "workers": 2, "model": "mlp"}),
@@ -87,30 +86,23 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(case, at, digits, whole
     assert_same(run, go(case, digits, tmp_path / "b", resume=True), out, tmp_path / "b")
 
 
-def killed(target, after):
-    """Fork, let it work for ``after`` seconds, kill it; True if it was still at work."""
-    process = FORK.Process(target=target)
-    process.start()
-    process.join(after)
-    alive = process.is_alive()
-    process.kill()
-    process.join()
-    return alive
-
-
 def torment(case, digits, tmp_path, kills, draw, rounds):
     """Kill runs at random moments, resume each (perhaps killing the resumed one too), compare. Returns how many were hit."""
-    torch.set_num_threads(1)
+
+    def played(out):
+        return go(case, digits, out, rounds=rounds, resume=True, new_clients=0.2)
+
+    whole = played(tmp_path / "whole")
+    first = Apart(lambda: played(tmp_path / "first"))  # where workers are started anew, as they are in those that are killed
     began = time.perf_counter()
-    whole = go(case, digits, tmp_path / "whole", rounds=rounds, new_clients=0.2)
+    assert first.code() == 0
     length = time.perf_counter() - began
     hit = 0
     for i in range(kills):
         out = tmp_path / str(i)
-        hit += killed(lambda: go(case, digits, out, rounds=rounds, resume=True, new_clients=0.2), draw.uniform(0, length))  # noqa: B023
-        if i % 3 == 0:
-            hit += killed(lambda: go(case, digits, out, rounds=rounds, resume=True, new_clients=0.2), draw.uniform(0, length))  # noqa: B023
-        assert_same(whole, go(case, digits, out, rounds=rounds, resume=True, new_clients=0.2), tmp_path / "whole", out)
+        for _ in range(2 if i % 3 == 0 else 1):
+            hit += Apart(lambda: played(out)).killed(draw.uniform(0, length))  # noqa: B023
+        assert_same(whole, played(out), tmp_path / "whole", out)
     return hit
 
 
@@ -233,7 +225,7 @@ def test_another_run_is_not_continued(change, says, digits, tmp_path):
 def test_a_directory_of_a_newer_version_is_refused(digits, tmp_path):
     go("loop", digits, tmp_path / "a")
     path = tmp_path / "a" / "config.toml"
-    path.write_text(path.read_text().replace("format = 2", "format = 3").replace('version = "0.1.0"', 'version = "9.0"'))
+    path.write_text(path.read_text().replace("format = 3", "format = 4").replace('version = "0.1.0"', 'version = "9.0"'))
     with pytest.raises(ft.errors.BadRun, match=r"fedtailor 9\.0"):
         go("loop", digits, tmp_path / "a", resume=True)
     with pytest.raises(ft.errors.BadRun, match="upgrade"):
@@ -264,10 +256,7 @@ def full_disk(out, digits):
 
 
 def test_a_full_disk_is_said_and_the_last_checkpoint_is_intact(digits, tmp_path):
-    process = FORK.Process(target=full_disk, args=(tmp_path / "b", digits))
-    process.start()
-    process.join(120)
-    assert process.exitcode == 0
+    assert Apart(lambda: full_disk(tmp_path / "b", digits)).code(120) == 0
     said = (tmp_path / "b" / "said").read_text()
     assert "the disk is full" in said
     assert "\n" not in said
@@ -284,10 +273,7 @@ def test_two_processes_do_not_share_a_directory(digits, tmp_path):
             go("loop", digits, tmp_path / "a", resume=True)
 
     def meanwhile(record):
-        other = FORK.Process(target=refused)
-        other.start()
-        other.join(60)
-        assert other.exitcode == 0
+        assert Apart(refused).code() == 0
 
     go("loop", digits, tmp_path / "a", rounds=1, callback=meanwhile)
 

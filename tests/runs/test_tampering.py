@@ -51,7 +51,7 @@ def place(tmp_path_factory):
     shutil.copytree(place / "run", place / "older")  # as if it had been written before there were manifests
     (place / "older" / MANIFEST).unlink()
     config = place / "older" / "config.toml"
-    config.write_text(config.read_text().replace("format = 2", "format = 1"))
+    config.write_text(config.read_text().replace("format = 3", "format = 1"))
     return place
 
 

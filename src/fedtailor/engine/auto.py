@@ -14,8 +14,9 @@ import numpy as np
 
 from fedtailor.algorithms import origin
 from fedtailor.engine.base import Engine, Ids, Plan
-from fedtailor.engine.loop import WORTH_A_POOL, LoopEngine
+from fedtailor.engine.loop import LoopEngine
 from fedtailor.engine.pool import TIMEOUT, cores
+from fedtailor.engine.processes import pays
 from fedtailor.engine.vectorized import VectorizedEngine
 from fedtailor.errors import Diverged
 from fedtailor.runs.store import Store
@@ -26,15 +27,15 @@ SAMPLE = 32  # clients that the vectorized engine is tried on
 SLOW = 0.5  # seconds per client and step beyond which stacking clients cannot pay
 
 
-def choose(plan: Plan, shared: Any, ids: Ids, workers: int | None, timeout: float = TIMEOUT) -> tuple[Engine, str]:
-    """Return the engine to use, and why."""
+def choose(plan: Plan, shared: Any, ids: Ids, rounds: int, workers: int | None, timeout: float = TIMEOUT) -> tuple[Engine, str]:
+    """Return the engine to use for so many rounds, and why."""
     if plan.task.gradient is not None and origin.of(type(plan.algorithm)) is None:
         return VectorizedEngine(plan), "vectorized: a linear model, gradient in closed form"
     trial = replace(plan, feed=plan.feed.like({name: work.taking(2) for name, work in plan.feed.phases.items()}))
     few = ids[:: max(1, len(ids) // SAMPLE)][:SAMPLE]
     loop_seconds = _seconds(LoopEngine(trial, workers=1), shared, few[: min(2, len(few))])
     round_seconds = loop_seconds / 2 * float(plan.feed.steps(ids, "train").sum())  # seconds of a round in one process
-    processes = 1 if plan.host else workers or (min(cores(), len(ids)) if round_seconds > WORTH_A_POOL else 1)
+    processes = 1 if plan.host else workers or (min(cores(), len(ids)) if pays(round_seconds, rounds * round_seconds) else 1)
     if loop_seconds > 2 * SLOW:
         return LoopEngine(plan, workers, timeout), f"loop: {loop_seconds / 2:.2f} s per client and step, too large to stack"
     try:

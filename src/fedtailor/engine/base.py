@@ -75,6 +75,12 @@ class Plan:
         """Return a tree on the device of the plan."""
         return branch if self.host is None else moved(branch, self.device)
 
+    def over(self, federation: Federation) -> Plan:
+        """Return the plan on other rows of the same clients, who keep their ranks."""
+        federation.__dict__["ranks"] = self.federation.ranks  # in the place of those among themselves
+        feed, *later = (feed.like(federation=federation) for feed in (self.feed, *self.later))
+        return replace(self, federation=federation, feed=feed, later=tuple(later))
+
     def reducer(self, shared: Any, rnd: Round) -> Reduce:
         """Return how a round's uploads become one."""
         if self.crowd is not None:
@@ -223,6 +229,10 @@ class Engine(ABC):
     def on_common(self, shared: Any, ids: Ids, store: Store, x: Tensor) -> Iterator[tuple[Ids, Tensor]]:
         """Yield every client's personal logits on the same rows, [clients, rows, outputs]."""
 
+    def rows(self, split: Split, places: Ids) -> tuple[Tensor, Tensor]:
+        """Return the rows of a split that stand at these places: (x, y)."""
+        return split.x[places], split.y[places]
+
     @abstractmethod
     def personal(self, shared: Any, client: int, store: Store) -> Any:
         """Return the tree with which a client predicts now: its stored state (or the one it would be born with), personalised."""
@@ -232,11 +242,13 @@ class Engine(ABC):
         for client in range(len(self.plan.federation)):
             yield np.array([client]), lift(self.personal(shared, client, store))
 
-    def newborn(self, shared: Any) -> Any:
-        """Return the tree a newcomer predicts with before any local step; what only it received is under ``RECEIVED``."""
+    def newborn(self, shared: Any, client: int = 0) -> Any:
+        """Return the tree a newcomer predicts with before any local step; what only it received is under ``RECEIVED``.
+
+        Where a method looks at rows first, they are those of ``client``."""
         sent = self.sent(shared)
         with keyed(self.plan.key("newborn", NO_ROUND), self.plan.device):
-            return self.out(labelled(born(self.plan, sent.newcomer, 0, NO_ROUND), sent.own(None)))
+            return self.out(labelled(born(self.plan, sent.newcomer, client, NO_ROUND), sent.own(None)))
 
     def sent(self, shared: Any) -> Sent:
         """Return ``shared`` as a ``Sent`` on the device of the plan."""
@@ -261,6 +273,10 @@ class Engine(ABC):
         """Count what some clients send, leaves [clients, ...]."""
         stacked = tree.leaves(uploads)
         self.traffic.up += len(stacked[0]) * wire_bytes(row(uploads, 0)) if stacked else 0
+
+    def hold(self, store: Store) -> Store:
+        """Return the store in which a run is to keep personal states: this one, or one with the same states elsewhere."""
+        return store
 
     def close(self) -> None:  # noqa: B027 (most engines hold nothing)
         """Free what the engine holds (worker processes)."""

@@ -33,12 +33,12 @@ class Beginning:
         if not self.same_rows:
             return {}
         out: dict[str, float | None] = {}
-        for name, alone, before in (
+        for name, of_one_run, before in (
             ("epsilon_composed", "epsilon_max", self.worst),
             ("epsilon_composed_mean", "epsilon", self.average),
             ("user_epsilon_composed", "user_epsilon", self.user),
         ):
-            now = spent.get(name, spent.get(alone))
+            now = spent.get(name, spent.get(of_one_run))
             if now is not None:
                 out[name] = None if before is None else now + before
         return out

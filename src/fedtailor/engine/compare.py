@@ -15,14 +15,17 @@ import numpy as np
 from fedtailor.algorithms.base import Algorithm
 from fedtailor.algorithms.settings import settings, spec
 from fedtailor.data.federation import Federation
-from fedtailor.data.redeal import overlap
+from fedtailor.data.redeal import fits_anew, overlap
 from fedtailor.engine import tune as tuning
 from fedtailor.engine import yardsticks as sticks
-from fedtailor.engine.contest import Contest, Listener, Repeats, place
-from fedtailor.engine.options import Options, taking
+from fedtailor.engine.checked import taking
+from fedtailor.engine.contest import Contest, Listener, place
+from fedtailor.engine.options import Options
 from fedtailor.engine.prepare import prepare
+from fedtailor.engine.repeats import Repeats, splits_of
 from fedtailor.engine.run import Callback
 from fedtailor.engine.setup import named_model
+from fedtailor.engine.spread import Spread, serves
 from fedtailor.errors import Diverged, FedtailorError, InvalidArgument, InvalidData, NothingMeasured
 from fedtailor.runs import config
 from fedtailor.runs.folder import Folder
@@ -31,6 +34,8 @@ from fedtailor.runs.patience import stop_if_noted
 from fedtailor.runs.record import Record
 
 TRIALS_COUNT = "the trials of tuning look at the clients' rows too: they are counted in epsilon of all runs together"
+
+STAYS_SCALED = "columns stay scaled and filled as for the first split, because the rows are not as they were read from the table"
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +115,7 @@ def compare(
     options: Options | None = None,
     *,
     seeds: int = 1,
-    splits: int = 1,
+    splits: int | str = 1,
     yardsticks: Sequence[str] = sticks.ALWAYS,
     tune: bool | Mapping[str, Sequence[float]] = False,
     out: str | os.PathLike[str] | None = None,
@@ -121,24 +126,26 @@ def compare(
     """Run every algorithm with the same options (those of ``run``); a mapping gives the labels.
 
     ``seeds`` repeats each with that many seeds, from ``seed`` on; ``splits`` repeats all of it with the clients' rows split anew,
-    so that other rows test. ``yardsticks`` are what scores are held against: the majority class and one model of all rows in one
-    place always stand there, "boosting" adds scikit-learn's, "none" leaves them out. ``tune`` first tries a small grid of step
-    sizes and penalties per method (or the grid given, as ``{"lr": [0.1, 0.3]}``), on every split, and keeps what does best on
-    the clients' validation rows. ``out`` is a directory with a run directory per method, split and seed; ``resume`` goes on where
-    it was stopped. ``callback`` is given every round's record, with the method's ``label`` and the ``stage`` (tune or train).
+    so that other rows test (columns of a table are fitted anew); with "5-fold" every row tests once. ``yardsticks`` are what
+    scores are held against: the majority class and one model of all rows in one place always stand there, "boosting" adds
+    scikit-learn's, "none" leaves them out. ``tune`` first tries a small grid of step sizes and penalties per method (or the grid
+    given, as ``{"lr": [0.1, 0.3]}``), on every split, and keeps what does best on the clients' validation rows. ``out`` is a
+    directory with a run directory per method, split and seed; ``resume`` goes on where it was stopped. ``callback`` is given
+    every round's record, with the method's ``label`` and the ``stage`` (tune or train).
 
     A method that fails (in any of its seeds) does not stop the others: ``failed`` of the result says why, and ``error.txt`` in
     the directory has the traceback. An error is raised only where no method could be measured.
     """
     named = _labelled(algorithms)
-    for word, count in (("seeds", seeds), ("splits", splits)):
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise InvalidArgument(f"{word} must be a whole number of at least 1, not {count!r}")
+    if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
+        raise InvalidArgument(f"seeds must be a whole number of at least 1, not {seeds!r}")
     asked = Options.of({**(options.plain() if options else {}), **settings})
     grid = tuning.numbers(tune) if isinstance(tune, Mapping) else None
-    lengths, repeats = sticks.names_of(yardsticks), Repeats(asked.seed, seeds, splits)
+    lengths, repeats = sticks.names_of(yardsticks), Repeats(asked.seed, seeds, *splits_of(splits))
     model = named_model(model)
     rows, errors = rehearse(named, federation, model, asked)
+    if repeats.splits > 1 and federation.schema is not None and not fits_anew(federation):
+        warnings.warn(STAYS_SCALED, stacklevel=3)
     if tune:
         tuning.check(list(named.values()), federation, grid)
         if asked.user_clip is not None or any(algorithm.opt.privacy is not None for algorithm in named.values()):
@@ -146,21 +153,32 @@ def compare(
     with ExitStack() as stack:
         folder = None
         if out is not None:
-            more: dict[str, Any] = {"seeds": seeds, **({"splits": splits} if splits > 1 else {})}
+            more: dict[str, Any] = {"seeds": seeds, **({"splits": splits} if repeats.splits > 1 else {})}
             more |= {} if lengths == sticks.ALWAYS else {"yardsticks": list(yardsticks)}
             described = _config(named, federation, model, {**asked.plain(), **more}, tune)
             folder = stack.enter_context(closing(Folder(Path(out), described, resume)))
-        contest = Contest(federation, model, asked, repeats, bool(tune), grid, folder, Listener(callback))
+        spread = stack.enter_context(closing(Spread(model, asked))) if _goes_afar(asked, named, folder) else None
+        contest = Contest(federation, model, asked, repeats, bool(tune), grid, folder, Listener(callback), spread)
+        contest.send_ahead({label: algorithm for label, algorithm in named.items() if label not in errors})
         for label, algorithm in named.items():
             contest.enter(label, algorithm, errors.get(label))
         del rows
         comparison = _result(contest, lengths)
         if folder is not None:
-            summary = {"seed": asked.seed, "seeds": seeds, "table": comparison.table(), "failed": comparison.failed}
-            summary |= {"tuning_seconds": comparison.tuning_seconds, "privacy": comparison.privacy}
-            summary |= {} if comparison.overlap is None else {"splits": splits, "overlap": comparison.overlap}
-            folder.finish({label: place(label) for label in named}, summary)
+            folder.finish({label: place(label) for label in named}, _summary(comparison, repeats))
     return comparison
+
+
+def _summary(comparison: Comparison, repeats: Repeats) -> dict[str, Any]:
+    """Return what the folder of a comparison says of all its runs."""
+    out = {"seed": repeats.seed, "seeds": repeats.seeds, "table": comparison.table(), "failed": comparison.failed}
+    out |= {"tuning_seconds": comparison.tuning_seconds, "privacy": comparison.privacy}
+    return out | ({} if comparison.overlap is None else {"splits": repeats.splits, "overlap": comparison.overlap})
+
+
+def _goes_afar(options: Options, named: Mapping[str, Algorithm], folder: Folder | None) -> bool:
+    """Whether there are runs to be played by a cluster."""
+    return serves(options, list(named.values())) and not (folder is not None and folder.contents.finished)
 
 
 def _result(contest: Contest, yardsticks: Sequence[str]) -> Comparison:
@@ -179,7 +197,7 @@ def _result(contest: Contest, yardsticks: Sequence[str]) -> Comparison:
         contest.spent(),
         contest.others,
         contest.yardsticks(yardsticks),
-        overlap(contest.federation) if contest.repeats.splits > 1 else None,
+        overlap(contest.dealt(0)) if contest.repeats.splits > 1 else None,
     )
 
 
@@ -208,11 +226,13 @@ def rehearse(
 
 
 def total(
-    algorithms: Mapping[str, Algorithm], rounds: int, seeds: int, tune: bool | Mapping[str, Sequence[float]], splits: int = 1
+    algorithms: Mapping[str, Algorithm], rounds: int, seeds: int, tune: bool | Mapping[str, Sequence[float]], splits: Any = 1
 ) -> int:
     """Return the number of rounds that a comparison will play, tuning included."""
     grid = tune if isinstance(tune, Mapping) else None
-    return splits * sum(rounds * seeds + (tuning.effort(a, rounds, grid) if tune else 0) for a in algorithms.values())
+    return splits_of(splits)[0] * sum(
+        rounds * seeds + (tuning.effort(a, rounds, grid) if tune else 0) for a in algorithms.values()
+    )
 
 
 def _config(

@@ -1,4 +1,4 @@
-"""Where the methods of a comparison are tuned and run one after another, split by split and seed by seed."""
+"""Where the methods of a comparison are tuned and run, one after another or on a cluster, split by split and seed by seed."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from fedtailor.algorithms.base import Algorithm
 from fedtailor.data.federation import Federation
-from fedtailor.data.redeal import redealt
+from fedtailor.data.redeal import fits_anew, folded, redealt
 from fedtailor.engine import tune as tuning
 from fedtailor.engine import yardsticks
 from fedtailor.engine.ledger import Ledger
 from fedtailor.engine.options import Options
 from fedtailor.engine.prepare import prepare
+from fedtailor.engine.repeats import Repeats
 from fedtailor.engine.run import Callback, run
+from fedtailor.engine.spread import Spread
 from fedtailor.runs.failure import Failure, blameless
 from fedtailor.runs.folder import Folder
 from fedtailor.runs.history import Run
@@ -49,19 +52,6 @@ class Listener:
         return tell
 
 
-@dataclass(frozen=True)
-class Repeats:
-    """How often a comparison is repeated: with how many seeds of training, on how many splits of the rows."""
-
-    seed: int
-    seeds: int = 1
-    splits: int = 1
-
-    @property
-    def all_seeds(self) -> range:
-        return range(self.seed, self.seed + self.seeds)
-
-
 @dataclass(frozen=True, eq=False)
 class Contest:
     """Where methods are tuned and run, and what has come of it so far: the runs of the first split by label, the records of the
@@ -75,12 +65,38 @@ class Contest:
     grid: Grid | None
     folder: Folder | None
     listener: Listener
+    spread: Spread | None = None
     runs: dict[str, list[Run]] = field(default_factory=dict)
     others: dict[str, list[Record]] = field(default_factory=dict)
     stories: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     failures: dict[str, Failure] = field(default_factory=dict)
     entered: dict[str, list[tuple[Algorithm, Mapping[str, Any]]]] = field(default_factory=dict)
+    _dealt: dict[int, Federation] = field(default_factory=dict)
+
+    def dealt(self, split: int) -> Federation:
+        """Return the rows as a split deals them; those of a table, which is read again for each, are kept."""
+        if split in self._dealt:
+            return self._dealt[split]
+        repeats = self.repeats
+        federation = folded(self.federation, split, repeats.splits) if repeats.folds else redealt(self.federation, split)
+        if fits_anew(self.federation):
+            self._dealt[split] = federation
+        return federation
+
+    def send_ahead(self, methods: Mapping[str, Algorithm]) -> None:
+        """Let a cluster begin with all runs of methods that need no tuning."""
+        for split in range(self.repeats.splits) if self.spread is not None and not self.tune else ():
+            for label, algorithm in methods.items():
+                if self.folder is None or self.folder.failure(place(label)) is None:
+                    self._send(label, algorithm, self.dealt(split), split)
+
+    def _send(self, label: str, algorithm: Algorithm, federation: Federation, split: int) -> None:
+        """Let a cluster, if there is one, begin with the runs of a method on a split."""
+        if self.spread is not None:
+            for seed in self.repeats.all_seeds:
+                out = self._out(label, split, seed)
+                self.spread.send((label, split, seed), algorithm, federation, self.options.but(seed=seed), out)
 
     def enter(self, label: str, algorithm: Algorithm, error: Exception | None) -> None:
         """Tune and run a method, or write down why it fails; ``error`` is what its rehearsal came to."""
@@ -97,9 +113,10 @@ class Contest:
             if error is not None:
                 raise error
             for split in every:
-                federation = redealt(self.federation, split)
+                federation = self.dealt(split)
                 method, story = self._tuned(label, algorithm, federation, split) if self.tune else (algorithm, {})
                 self.entered[label][split] = (method, story)
+                self._send(label, method, federation, split)
                 for seed in self.repeats.all_seeds:
                     where = self._where(split, seed)
                     done = self._run(label, method, federation, split, seed)
@@ -126,7 +143,7 @@ class Contest:
         """Return (the method as tuned on this split, the story); the seconds it took in this and earlier sittings are added."""
         name, began = place(label), time.perf_counter()
         callback = self.listener.about(label, "tune", split, self.options.seed)
-        trials = tuning.Trials(federation, self.model, self.options, self.grid, callback)
+        trials = tuning.Trials(federation, self.model, self.options, self.grid, callback, self.spread)
         folder = self.folder
 
         def keep(story: dict[str, Any]) -> None:
@@ -144,28 +161,27 @@ class Contest:
             self.stories[label] = story
         return method, story
 
+    def _out(self, label: str, split: int, seed: int) -> Path | None:
+        return None if self.folder is None else self.folder.of(place(label), seed, split)
+
     def _run(self, label: str, algorithm: Algorithm, federation: Federation, split: int, seed: int) -> Run:
-        return run(
-            algorithm,
-            federation,
-            self.model,
-            self.options.but(seed=seed),
-            out=None if self.folder is None else self.folder.of(place(label), seed, split),
-            resume=self.folder is not None,
-            callback=self.listener.about(label, "train", split, seed),
-        )
+        out, callback = self._out(label, split, seed), self.listener.about(label, "train", split, seed)
+        options, key = self.options.but(seed=seed), (label, split, seed)
+        if self.spread is not None and key in self.spread:
+            return self.spread.fetch(
+                key, out, callback, lambda there: run(algorithm, federation, self.model, options, out=there, resume=True)
+            )
+        return run(algorithm, federation, self.model, options, out=out, resume=out is not None, callback=callback)
 
     def yardsticks(self, names: Sequence[str]) -> dict[str, list[Record]]:
         """Return the yardsticks, a record for every split; none where a method is private, since they would look at the rows."""
         if not names or self._is_private():
             return {}
-        if self.folder is not None and (kept := self.folder.yardsticks()) is not None:
-            return kept
+        if self.folder is not None and (stored := self.folder.yardsticks()) is not None:
+            return stored
         out: dict[str, list[Record]] = {}
         for split in range(self.repeats.splits):
-            where = yardsticks.Setting(
-                redealt(self.federation, split), self.model, self.options, self._local(), self.grid, self.tune
-            )
+            where = yardsticks.Setting(self.dealt(split), self.model, self.options, self._local(), self.grid, self.tune)
             for label, record in yardsticks.make(names, where).items():
                 out.setdefault(label, []).append(replace(record, summary={**record.summary, "split": split}))
         if self.folder is not None:
@@ -193,7 +209,7 @@ class Contest:
             for split, (algorithm, story) in enumerate(entries):
                 if algorithm.opt.privacy is None and self.options.user_clip is None:
                     continue
-                federation = redealt(self.federation, split)
+                federation = self.dealt(split)
                 for trial in story.get("trials", ()):
                     options = self.options.but(rounds=trial["rounds"], evaluate_every=0, patience=None, callbacks=())
                     ledger.add(prepare(replace(algorithm, **trial["settings"]), federation, self.model, options))

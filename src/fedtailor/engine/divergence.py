@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedtailor.algorithms.base import Round
-from fedtailor.engine.base import Engine, Plan, Sent, step_size
+from fedtailor.engine.base import Engine, Sent, step_size
 from fedtailor.errors import Diverged
 from fedtailor.metrics.client import measure
 from fedtailor.runs.store import Store
@@ -25,7 +25,7 @@ SAMPLE = 1000  # training rows whose labels that loss is computed from
 def check_loss(engine: Engine, sent: Sent, store: Store, losses: NDArray[np.float64], rnd: Round) -> None:
     """Raise ``Diverged`` if the clients' personal models are absurd; ``losses`` are those on the evaluated rows."""
     plan = engine.plan
-    limit = ABSURD * loss_of_zero(plan)
+    limit = ABSURD * loss_of_zero(engine)
     if bool((losses <= limit).all()) or limit == 0 or plan.algorithm.opt.privacy is not None:
         return
     trained = np.full(len(plan.federation), np.nan)
@@ -39,10 +39,12 @@ def check_loss(engine: Engine, sent: Sent, store: Store, losses: NDArray[np.floa
 
 
 @torch.no_grad()
-def loss_of_zero(plan: Plan) -> float:
-    """Return the mean loss of predicting zero (all classes alike) on a sample of the training rows; 0 where it is unknown."""
-    task, train = plan.on_host.task, plan.on_host.federation.train
-    y = train.y[:: max(1, len(train.y) // SAMPLE)]
-    logits = task.apply(task.init(), train.x[:1])
-    loss = float(task.mean_loss(logits.new_zeros(()).expand(len(y), *logits.shape[1:]), {"y": y}))
-    return loss if np.isfinite(loss) else 0.0
+def loss_of_zero(engine: Engine) -> float:
+    """Return the mean loss of predicting zero (all classes alike) on a sample of the training rows; 0 where it says nothing:
+    it is not finite, or negative, as a loss of the user's own may be."""
+    plan = engine.plan.on_host
+    task, rows = plan.task, len(plan.federation.train.y)
+    _, y = engine.rows(plan.federation.train, np.arange(0, rows, max(1, rows // SAMPLE)))
+    logits = task.apply(task.init(), plan.federation.few(1)[0].clone())
+    loss = float(task.mean_loss(logits.new_zeros(len(y), *logits.shape[1:]), {"y": y}))
+    return loss if np.isfinite(loss) and loss > 0 else 0.0

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedtailor import tree
 from fedtailor.algorithms.base import Round
 from fedtailor.data.split import Split
 from fedtailor.engine.base import NO_ROUND, NOBODY, Engine, Ids, Plan, Predictions, Sent, born, joined, labelled, lift, row
 from fedtailor.engine.pool import TIMEOUT, WorkerPool, cores
+from fedtailor.engine.processes import pays
+from fedtailor.errors import InvalidArgument
 from fedtailor.runs.store import Store
 from fedtailor.server.reduce import Reduce
 from fedtailor.task.layers import keyed
@@ -23,7 +26,7 @@ from fedtailor.tree import leaves
 Answer = tuple[Tensor, Tensor | None, dict[str, Tensor] | None]
 IMAGES = 128  # predicted at once: convolutions on more are slower for each, and take memory
 CROWD = 8  # worker processes for each core, at most
-WORTH_A_POOL = 0.2  # seconds of work left in a round from which worker processes pay
+TOGETHER = 1 << 18  # logits of clients that are measured at once, one after another with as many rows
 
 
 def visit(plan: Plan, common: tuple[Any, Round], client: int, own: Any, personal: Any) -> tuple[Any, Any]:
@@ -83,6 +86,23 @@ def _affordable(workers: int, clients: int) -> int:
     return min(workers, most, clients)
 
 
+def _together(group: Sequence[tuple[int, Answer]], split: Split) -> Predictions:
+    """Return the answers of clients that have equally many rows as one stack."""
+    ids = [client for client, _ in group]
+    own, common, facts = zip(*(one for _, one in group), strict=True)
+    y = torch.stack([split.client(client)[1].cpu() for client in ids])
+    answers = torch.stack(own)
+    theirs = None if common[0] is None else answers if common[0] is own[0] else torch.stack(common)
+    return Predictions(
+        np.array(ids),
+        answers,
+        theirs,
+        y,
+        torch.ones(y.shape[:2], dtype=torch.bool),
+        None if facts[0] is None else tree.map(lambda *leaves: torch.stack(leaves), *facts),
+    )
+
+
 class LoopEngine(Engine):
     """Visits clients in ``workers`` processes (None: as many as pay, which the first round shows); no number depends on it."""
 
@@ -90,7 +110,7 @@ class LoopEngine(Engine):
 
     def __init__(self, plan: Plan, workers: int | None = None, timeout: float = TIMEOUT) -> None:
         super().__init__(plan)
-        self.workers, self.timeout = 1 if plan.host is not None else workers, timeout  # a forked process cannot use a device
+        self.workers, self.timeout = 1 if plan.host is not None else workers, timeout  # workers are on the CPU
         self._pool: WorkerPool | None = None
         if self.workers is not None and self.workers > 1:
             self._pool = WorkerPool(plan, _affordable(self.workers, len(plan.federation)), timeout)
@@ -133,9 +153,18 @@ class LoopEngine(Engine):
                 return
             began = time.perf_counter()
             yield visit(self.plan, (sent.shared, rnd), client, sent.own_of(client), self._stored(store, client))
-            left = (time.perf_counter() - began) * (len(ids) - place - 1)
-            if self.workers is None and left > WORTH_A_POOL and cores() > 1:
-                self._pool = WorkerPool(self.plan, cores(), self.timeout)
+            if self.workers is None:
+                self._start_if_worth(time.perf_counter() - began, len(ids) - place - 1, len(ids) * (rnd.rounds - rnd.number - 1))
+
+    def _start_if_worth(self, seconds: float, here: int, later: int) -> None:
+        """Start workers where so many clients are left, in this round and later, that they pay; a client takes ``seconds``."""
+        if not pays(seconds * here, seconds * (here + later)):
+            return
+        try:
+            self._pool = WorkerPool(self.plan, cores(), self.timeout)
+        except InvalidArgument as error:
+            self.workers = 1
+            warnings.warn(f"clients are visited in one process: {error}", stacklevel=2)
 
     def _each(self, shared: Any, ids: Ids, store: Store, rows: Any, both: bool, diagnose: bool = False) -> Iterator[Answer]:
         sent = self.sent(shared)
@@ -149,13 +178,16 @@ class LoopEngine(Engine):
             yield self.out(own), None if theirs is None else self.out(theirs), None if facts is None else self.out(facts)
 
     def predictions(self, shared: Any, ids: Ids, store: Store, split: Split, diagnose: bool = False) -> Iterator[Predictions]:
-        for client, (own, common, facts) in zip(
-            ids.tolist(), self._each(shared, ids, store, lambda c: split.client(c)[0], True, diagnose), strict=True
-        ):
-            y = split.client(client)[1].cpu()
-            mask = torch.ones(1, len(y), dtype=torch.bool)
-            theirs = None if common is None else common[None]
-            yield Predictions(np.array([client]), own[None], theirs, y[None], mask, facts and lift(facts))
+        group: list[tuple[int, Answer]] = []
+        answers = self._each(shared, ids, store, lambda c: split.client(c)[0], True, diagnose)
+        for client, one in zip(ids.tolist(), answers, strict=True):
+            logits = one[0]
+            if group and (logits.shape != group[0][1][0].shape or (len(group) + 1) * logits.numel() > TOGETHER):
+                yield _together(group, split)
+                group = []
+            group.append((client, one))
+        if group:
+            yield _together(group, split)
 
     def on_common(self, shared: Any, ids: Ids, store: Store, x: Tensor) -> Iterator[tuple[Ids, Tensor]]:
         for client, (own, *_) in zip(ids.tolist(), self._each(shared, ids, store, lambda _: x, False), strict=True):

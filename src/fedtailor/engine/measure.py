@@ -16,7 +16,7 @@ from fedtailor import tree
 from fedtailor.algorithms.base import Seen, opened
 from fedtailor.data import rng, shift
 from fedtailor.data.split import Split
-from fedtailor.engine.base import Engine, Plan, Sent, row
+from fedtailor.engine.base import Engine, Ids, Plan, Sent, row
 from fedtailor.engine.loop import LoopEngine
 from fedtailor.engine.mixed import by_architecture
 from fedtailor.engine.prefix import through
@@ -25,7 +25,7 @@ from fedtailor.metrics import threshold
 from fedtailor.metrics.client import accuracy_on, measure, scored
 from fedtailor.metrics.cost import work_of_prediction
 from fedtailor.metrics.rows import spread_of
-from fedtailor.metrics.spread import on_validation, summarize
+from fedtailor.metrics.spread import judged_by, on_validation, summarize
 from fedtailor.runs.history import Run
 from fedtailor.runs.store import Store
 from fedtailor.server.reduce import nothing
@@ -38,23 +38,40 @@ PUBLIC_ROWS = 1_000  # of the public rows on which personal and shared predictio
 DIAGNOSED_CLIENTS = 200  # beyond these a seeded sample is diagnosed
 
 
-def evaluate(engine: Engine, shared: Any, store: Store, final: bool = True) -> tuple[dict[str, Any], Columns]:
-    """Return (summary of the test split, with validation's main measures as ``val_*``; per-client columns of the test split)."""
+def evaluate(
+    engine: Engine, shared: Any, store: Store, final: bool = True, sample: Ids | None = None
+) -> tuple[dict[str, Any], Columns]:
+    """Return (summary of the test split, with validation's main measures as ``val_*``; per-client columns of the test split, with
+    what methods are chosen by on validation), of all clients or of a ``sample`` (in its order)."""
     plan = engine.plan
-    clients = _columns(engine, shared, store, plan.federation.test, final)
+    clients = _columns(engine, shared, store, plan.federation.test, final, sample)
     out = summarize(plan.task.kind, clients, plan.task.score)
     if plan.federation.val is not None:
-        columns = _columns(engine, shared, store, plan.federation.val, final=False)
-        out |= on_validation(plan.task.kind, columns, plan.task.score)
+        means, judged = validate(engine, shared, store, sample)
+        out |= means
+        clients |= judged_by(judged, plan.task.score)
     return out, clients
 
 
-def _columns(engine: Engine, shared: Any, store: Store, split: Split, final: bool = True) -> Columns:
-    count = len(engine.plan.federation)
+def validate(engine: Engine, shared: Any, store: Store, sample: Ids | None = None) -> tuple[dict[str, Any], Columns]:
+    """Return (the validation split's main measures as ``val_*``, its per-client columns), of all clients or of a ``sample``."""
+    plan = engine.plan
+    assert plan.federation.val is not None
+    columns = _columns(engine, shared, store, plan.federation.val, False, sample)
+    return on_validation(plan.task.kind, columns, plan.task.score), columns
+
+
+def _columns(engine: Engine, shared: Any, store: Store, split: Split, final: bool = True, sample: Ids | None = None) -> Columns:
+    clients = np.arange(len(engine.plan.federation)) if sample is None else sample
+    places = np.zeros(len(engine.plan.federation), np.int64)
+    places[clients] = np.arange(len(clients))
+    alike = clients[np.argsort(split.sizes[clients], kind="stable")]  # with as many rows: they are measured at once
     columns: Columns = {}
-    for ids, own, common, y, mask, _ in engine.predictions(shared, np.arange(count), store, split):
+    for ids, own, common, y, mask, _ in engine.predictions(shared, alike, store, split):
         for name, values in measure(engine.plan.task, own, common, y, mask, final).items():
-            columns.setdefault(name, np.full(count, np.nan))[ids] = values
+            if name not in columns:
+                columns[name] = np.full(len(clients), np.nan)
+            columns[name][places[ids]] = values
     return columns
 
 
@@ -65,7 +82,7 @@ def on_union(engine: Engine, shared: Any, store: Store, seed: int, also: Split |
     test = also or plan.on_host.federation.test
     each = test.y.shape[1] if test.y.dim() > 1 else 1  # predictions for a row
     rows, ids = _sampled(plan, len(test.y), seed, "union", (most or UNION_PREDICTIONS) // each)
-    x, y = test.x[rows], test.y[rows]
+    x, y = engine.rows(test, rows)
     shown = {metric.name: metric for metric in (plan.task.kind.score, plan.task.score)}
     scores: dict[str, list[NDArray[np.float64]]] = {name: [] for name in shown}
     for some, own in by_architecture(plan.federation, ids, x):
@@ -106,17 +123,18 @@ def at_threshold(engine: Engine, shared: Any, store: Store, measure: str | None)
     plan = engine.plan
     if measure is None or plan.federation.val is None:
         return {}
-    found = {}
+    columns = {}
     for name, split in (("val", plan.federation.val), ("test", plan.federation.test)):
         parts: list[tuple[Tensor, Tensor]] = []
         for _, own, _, y, mask, _ in engine.predictions(shared, np.arange(len(plan.federation)), store, split):
             real = mask > 0
             parts.append((torch.softmax(own[real].double(), -1)[:, 1], y[real] == 1))
-        found[name] = tuple(torch.cat(column).numpy() for column in zip(*parts, strict=True))
-    chosen = threshold.choose(measure, *found["val"])
+        columns[name] = tuple(torch.cat(column).numpy() for column in zip(*parts, strict=True))
+    chosen = threshold.choose(measure, *columns["val"])
     if chosen is None:
         return {"threshold": None}
-    return {"threshold": chosen, "at_threshold": threshold.at(chosen, *found["test"])}
+    named = {"class": plan.federation.classes[1]} if plan.federation.classes else {}
+    return {"threshold": chosen, "at_threshold": {**threshold.at(chosen, *columns["test"]), **named}}
 
 
 @torch.no_grad()
@@ -142,7 +160,8 @@ def diagnosed(engine: Engine, shared: Any, store: Store, seed: int) -> dict[str,
             parts.append(task.kind.hits(answers.personal if logits is None else logits, answers.y)[real])
         if test.kinds is not None:
             kinds += [test.kinds[int(test.offsets[i]) : int(test.offsets[i + 1])] for i in answers.ids]
-    x, personal = test.client(int(ids[0]))[0], engine.personal(shared, int(ids[0]), store)
+    x, _ = engine.rows(test, np.arange(*test.offsets[int(ids[0]) :][:2]))
+    personal = engine.personal(shared, int(ids[0]), store)
     sent = engine.sent(shared)
     received = engine.out(sent.shared)
     own, common = (work_of_prediction(algorithm, task, received, p, x) // len(x) for p in (personal, engine.newborn(sent)))

@@ -16,16 +16,26 @@ from fedtailor.data.split import Split
 from fedtailor.engine.base import Ids, Plan
 from fedtailor.errors import InvalidArgument
 from fedtailor.models.mixed import Mixed
+from fedtailor.models.several import is_several, several
 from fedtailor.task.layers import keyed
 from fedtailor.task.packing import ARCHITECTURE, Packing, Part
+
+
+def mixed_of(model: Any, federation: Federation, seed: int) -> Mixed | None:
+    """Return the clients' different networks, given as a module or by name; None: all have the same."""
+    if is_several(model):
+        if federation.tokens or federation.packing is not None:
+            raise InvalidArgument(f"the model {model!r} reads rows of numbers; give ft.Mixed with modules of your own in Python")
+        return several(model, tuple(federation.train.x.shape[1:]), federation.outputs, federation.names, seed)
+    return model if isinstance(model, Mixed) else None
 
 
 def with_architectures(federation: Federation, model: Mixed) -> Federation:
     """Return the federation, every row with the number of its client's body as its last part."""
     if federation.tokens or (federation.packing is not None and not federation.packing.named):
         raise InvalidArgument("Mixed: rows must be numbers, or a dict of parts (x={'ids': ...}), so that a part can be added")
-    before = federation.packing or Packing((Part("x", tuple(federation.train.x.shape[1:]), "float"),), True)
-    packing = Packing((*before.parts, Part(ARCHITECTURE, (), "int")), True)
+    before = federation.packing or Packing((Part("x", tuple(federation.train.x.shape[1:]), "float"),), True, bare=True)
+    packing = replace(before, parts=(*before.parts, Part(ARCHITECTURE, (), "int")))
     numbers = np.array([model.number_of(name) for name in federation.names])
 
     def wide(x: Tensor, numbers: Any) -> Tensor:

@@ -19,6 +19,7 @@ from fedtailor import tree
 from fedtailor.errors import FedtailorError, InvalidArgument
 from fedtailor.local.gradients import Source, plain
 from fedtailor.task import Task
+from fedtailor.task.layers import keyed
 from fedtailor.task.own import tied
 
 ROWS, PADDING = 4, 3  # rows tried, and how many are padded to them
@@ -39,11 +40,14 @@ class ModuleProblem:
     loop_only: bool = False
 
 
-def findings(task: Task, x: Tensor, y: Tensor) -> list[ModuleProblem]:
-    """Return what a task breaks of the package's promises, tried on a few of these rows; one that is refused ends the search."""
-    tried = _Trial(task, {"x": x[:ROWS], "y": y[:ROWS], "key": torch.tensor(7)})
+def findings(task: Task, x: Tensor, y: Tensor, rows: int = ROWS) -> list[ModuleProblem]:
+    """Return what a task breaks of the package's promises, tried on a few of these rows; one that is refused ends the search.
+
+    ``rows`` is the length of a batch: what is drawn at that length alone is found too.
+    """
+    tried = _Trial(task, _batch(x, y, ROWS), _batch(x, y, rows))
     problems: list[ModuleProblem] = []
-    for look in (_losses, _buffers, _outside, _memory, _draws, _evaluation, _padding, _stacking, _tied):
+    for look in (_losses, _overwritten, _buffers, _outside, _memory, _draws, _evaluation, _padding, _stacking, _tied):
         if (one := look(tried)) is not None:
             problems.append(one)
             if one.refused:
@@ -59,26 +63,49 @@ def refuse(problems: list[ModuleProblem]) -> str | None:
     return next((one.words for one in problems if one.loop_only), None)
 
 
-class _Trial:
-    """A task and a batch, and the first gradient on it."""
+def _batch(x: Tensor, y: Tensor, rows: int) -> dict[str, Tensor]:
+    """The first rows as a batch, copied: a module may write to what it is given."""
+    return {"x": x[:rows].clone(), "y": y[:rows].clone(), "key": torch.tensor(7)}
 
-    def __init__(self, task: Task, batch: Mapping[str, Tensor]) -> None:
+
+class _Trial:
+    """A task and a batch, and the first gradient on it; ``whole`` is a batch of the length that a run has."""
+
+    def __init__(self, task: Task, batch: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> None:
         self.task, self.batch, self.model = task, batch, task.init()
         self.source = Source(task.risk, None, self.model, {})
         self.known = {name: value.clone() for name, value in self._counts()}
-        self.drawn = False
+        self.lent = {
+            "the rows": batch["x"],
+            "the labels": batch["y"],
+            **{f"its {name}": leaf for name, leaf in self.model.items()},
+        }
+        self.as_lent = {what: value.clone() for what, value in self.lent.items()}
         before = _generators()
         try:
-            self.first = self.gradient(batch)
-            self.again = self.gradient(batch)
+            with keyed(7):  # as a visit is
+                self.first = self.gradient(batch)
+            with keyed(7):
+                self.again = self.gradient(batch)
+            self.drawn = self._draws(batch) or (len(whole["y"]) > len(batch["y"]) and self._draws(whole))
         except FedtailorError:
             raise
         except Exception as error:
             raise InvalidArgument(f"the module fails in a training step: {_line(error)}; try it with torch first") from error
         self.moved = [name for name, was, now in zip(GENERATORS, before, _generators(), strict=True) if was != now]
 
+    def _draws(self, batch: Mapping[str, Tensor]) -> bool:
+        """Whether torch's generator is drawn from: a row's place leaves it to itself, so that draws show."""
+        before = torch.get_rng_state()
+        self.gradient({**batch, "row": torch.tensor(0)})
+        moved = not torch.equal(torch.get_rng_state(), before)
+        torch.set_rng_state(before)
+        return moved
+
     def gradient(self, batch: Mapping[str, Tensor]) -> Grads:
         grads = plain(self.source)(tree.leaves(self.model), batch)
+        if any(g is not None and g.layout != torch.strided for g in grads):
+            raise InvalidArgument("the module gives sparse gradients, which cannot be averaged; let it give dense ones")
         return [torch.zeros_like(p) if g is None else g for g, p in zip(grads, tree.leaves(self.model), strict=True)]
 
     def _counts(self) -> list[tuple[str, Tensor]]:
@@ -117,6 +144,10 @@ def _same(a: Any, b: Any) -> bool:
     return all(float((p - q).detach().abs().max()) <= close for p, q in zip(a, b, strict=True) if q.numel())
 
 
+def _unchanged(now: Tensor, before: Tensor) -> bool:
+    return torch.allclose(now, before, rtol=0.0, atol=0.0, equal_nan=True)
+
+
 def _line(error: BaseException) -> str:
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
@@ -133,6 +164,17 @@ def _losses(trial: _Trial) -> ModuleProblem | None:
     return ModuleProblem(
         "losses", f"the loss gives {shape} for {len(y)} rows; let it return one number per row (no mean)", refused=True
     )
+
+
+@torch.no_grad()
+def _overwritten(trial: _Trial) -> ModuleProblem | None:
+    """Rows, labels and parameters are everybody's: what is written to them would stay."""
+    trial.task.apply(trial.model, trial.batch["x"])
+    what = next((what for what, value in trial.lent.items() if not _unchanged(value, trial.as_lent[what])), None)
+    if what is None:
+        return None
+    words = f"the module (or its loss) writes to {what} in place when it is called"
+    return ModuleProblem("memory", words + "; let it work on a copy (inplace=False, no max_norm)", refused=True)
 
 
 def _buffers(trial: _Trial) -> ModuleProblem | None:
@@ -166,11 +208,6 @@ def _memory(trial: _Trial) -> ModuleProblem | None:
 
 
 def _draws(trial: _Trial) -> ModuleProblem | None:
-    """A row's place leaves torch's generator to itself, so that draws show."""
-    before = torch.get_rng_state()
-    trial.gradient({**trial.batch, "row": torch.tensor(0)})
-    trial.drawn = not torch.equal(torch.get_rng_state(), before)
-    torch.set_rng_state(before)
     if not trial.drawn:
         return None
     words = "the module draws from torch's generator (F.dropout, torch.rand, ...), which clients that train at once would share"
@@ -179,12 +216,15 @@ def _draws(trial: _Trial) -> ModuleProblem | None:
 
 @torch.no_grad()
 def _evaluation(trial: _Trial) -> ModuleProblem | None:
-    task, x, before = trial.task, trial.batch["x"], torch.get_rng_state()
+    task, x, before, others = trial.task, trial.batch["x"], torch.get_rng_state(), _generators()[1:]
     outputs = task.apply(trial.model, x)
     drawn = not torch.equal(torch.get_rng_state(), before)
     torch.set_rng_state(before)
     if drawn:
         return ModuleProblem("randomness", "the module draws random numbers also when it predicts", loop_only=True)
+    if _generators()[1:] != others or not _same([task.apply(trial.model, x)], [outputs]):
+        words = "the module predicts other numbers the second time on the same rows: it draws or remembers something by itself"
+        return ModuleProblem("memory", words + "; let it predict by its parameters and buffers alone", refused=True)
     if _same([task.apply(trial.model, trial.padded()["x"])[: len(x)]], [outputs]):
         return None
     return ModuleProblem("rows apart", "what the module predicts for a row depends on the rows beside it", loop_only=True)

@@ -24,20 +24,22 @@ from fedtailor.data.tokens import as_tokens
 from fedtailor.engine.base import Plan, Sent, one_thread
 from fedtailor.engine.loop import LoopEngine
 from fedtailor.engine.options import Options
-from fedtailor.engine.pieces import augmented_by, with_pieces
+from fedtailor.engine.pieces import augmented_by, batch_length, metric_name, with_pieces
 from fedtailor.engine.setup import make_plan
 from fedtailor.errors import InvalidArgument, InvalidData, ModelMismatch
-from fedtailor.metrics.paired import interval
+from fedtailor.metrics.paired import Paired, over_rows
+from fedtailor.metrics.verdict import FEW, UNKNOWN, judge_newcomer, unknown
 from fedtailor.runs.models import Saved
 from fedtailor.runs.store import Store
 from fedtailor.server.reduce import nothing
 from fedtailor.task.kinds import Kind, kind_of
+from fedtailor.task.scores import Metric, named
 
 FOLDS = 10
 FEWEST = 10  # rows below which nothing is said about which model is better
 NO_SPREAD = 1e-6  # of a feature that was standardised by everyone's rows: it is the same in all of the client's
 
-BETTER, WORSE, OPEN, SAME, ALONE = "better", "worse", "too few rows to tell", "the same", "nothing to compare with"
+DRAWS = 500  # of rows with replacement, for scores that are no mean over rows
 
 Rows = NDArray[np.int64]
 Moments = tuple[tuple[float, float], ...]
@@ -84,7 +86,19 @@ def _options(saved: Saved) -> Options:
     """Return how the run trained its clients."""
     known = {name: value for name, value in saved.config.items() if name in Options.model_fields}
     # what concerns other clients, the engine or the measures of a whole run
-    for name in ("start", "cohort", "new_clients", "shift", "metrics", "engine", "workers", "device", "autocast", *_of_members()):
+    for name in (
+        "start",
+        "cohort",
+        "new_clients",
+        "shift",
+        "metrics",
+        "score",
+        "engine",
+        "workers",
+        "device",
+        "autocast",
+        *_of_members(),
+    ):
         known.pop(name, None)
     if saved.config.get("batch_size") == 0:
         known.pop("batch_size")
@@ -187,7 +201,7 @@ def _plan(
     if saved.vocabulary is not None and saved.vocabulary.unknown is not None:
         task = replace(task, unscored=saved.vocabulary.unknown)
     task = with_pieces(task, federation.take([0]), options)
-    augment = augmented_by(options.augment, federation)
+    augment = augmented_by(options.augment, federation, batch_length(federation, options))
     return make_plan(saved.algorithm, task, federation, options.batch_size, options.seed, "uniform", augment=augment)
 
 
@@ -209,38 +223,66 @@ def _trained(plan: Plan, sent: Sent, rounds: int) -> list[Any]:
 
 
 def _judged(saved: Saved, federation: Federation, trees: Sequence[Any]) -> dict[str, Any]:
-    """Return the score of the newcomer's models on rows they have not seen, that of the shared model, and what it comes to."""
-    kind, rows = federation.kind, federation.train.sizes[0]
+    """Return the score of the newcomer's models on rows they have not seen, that of the shared model, and the verdict."""
+    score, rows = _score_of(saved), federation.train.sizes[0]
     facts: dict[str, Any] = dict.fromkeys(("shared", "personal", "gain", "low", "high"))
-    facts |= {"score": kind.score.name, "folds": len(trees) - 1}
+    facts |= {"score": score.name, "folds": len(trees) - 1}
     client, method = federation.names[0], saved.facts["algorithm"]
+    why = ""
     if not saved.has_shared:
-        said = f"{method} has no shared model, so there is nothing to compare {client}'s own with."
-        return {**facts, "verdict": ALONE, "text": said}
-    if saved.algorithm.stateless:
-        said = f"{method} gives every client the shared model, and {client} too."
-        return {**facts, "verdict": SAME, "text": said}
-    if len(trees) == 1:
-        said = f"{rows} rows are too few to tell whether {client}'s own model is better than the shared one; {FEWEST} are needed."
-        return {**facts, "verdict": OPEN, "text": said}
-    own, shared = _hits(saved, federation, trees)
-    gains = kind.score.gain(own, shared)
-    low, high = interval(gains)
-    facts |= {"shared": float(shared.mean()), "personal": float(own.mean())}
-    facts |= {"gain": float(gains.mean()), "low": low, "high": high}
-    return {**facts, **_verdict(facts, kind, client, len(gains))}
+        why = f"{method} has no shared model, so there is nothing to compare {client}'s own with."
+    elif saved.algorithm.stateless:
+        why = f"{method} gives every client the shared model, and {client} too."
+    elif len(trees) == 1:
+        why = f"{rows} rows are too few to tell whether {client}'s own model is better than the shared one; {FEWEST} are needed."
+    if why:
+        verdict = replace(unknown(client, score, why), outcome=FEW if saved.has_shared and len(trees) == 1 else UNKNOWN)
+        return {**facts, "verdict": verdict.json(), "text": why}
+    means, gains = _compared(saved, federation, trees, score)
+    verdict = judge_newcomer(client, gains, score, means)
+    facts |= {"personal": means[0], "shared": means[1], "gain": gains.mean, "low": gains.low, "high": gains.high}
+    return {**facts, "verdict": verdict.json(), "text": verdict.sentence}
 
 
-def _hits(saved: Saved, federation: Federation, trees: Sequence[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the main score of every row by the model that has not seen it, and by the shared one."""
-    own, shared = [], []
+def _score_of(saved: Saved) -> Metric:
+    """Return what the run is judged by, or the kind's score where that is a measure of the user's own; an earlier version did not
+    write it down."""
+    kind = kind_of(saved.facts["kind"])
+    name = saved.facts.get("score")
+    own = [metric_name(entry) for entry in saved.config.get("metrics", ())]
+    known = kind.score if name is None or name in own else named(str(name), kind.metrics)
+    return known or kind.score
+
+
+def _compared(saved: Saved, federation: Federation, trees: Sequence[Any], score: Metric) -> tuple[tuple[float, float], Paired]:
+    """Return the scores of the models that have not seen a row and of the shared one, and their comparison over the rows."""
+    sides: dict[str, list[Tensor]] = {"own": [], "shared": []}
+    targets = []
     for fold in range(1, len(trees)):
         x, y = federation.test.client(fold)
         with torch.no_grad():
-            logits = saved.algorithm.predict(saved.task, *opened(saved.shared, trees[fold]), x)
-        own.append(_per_row(federation.kind, logits, y))
-        shared.append(_per_row(federation.kind, saved.predict(None, x), y))
-    return np.concatenate(own), np.concatenate(shared)
+            sides["own"].append(saved.algorithm.predict(saved.task, *opened(saved.shared, trees[fold]), x))
+        sides["shared"].append(saved.predict(None, x))
+        targets.append(y)
+    y = torch.cat(targets)
+    own, shared = (torch.cat(parts) for parts in sides.values())
+    each = [_per_row(federation.kind, logits, y) for logits in (own, shared)]
+    if score.clients is None or federation.kind.per_position(y):
+        return (float(each[0].mean()), float(each[1].mean())), over_rows(federation.kind.score, each[0], each[1])
+    drawn = [_over_draws(score, logits, y) for logits in (own, shared)]
+    gains = score.gain(*drawn)
+    means = (float(drawn[0][0]), float(drawn[1][0]))
+    error = float(np.nanstd(gains[1:], ddof=1))
+    return means, over_rows(federation.kind.score, each[0], each[1], gain=float(gains[0]), error=error)
+
+
+def _over_draws(score: Metric, logits: Tensor, y: Tensor) -> NDArray[np.float64]:
+    """Return a score that is no mean over rows: on the rows, and on rows drawn from them with replacement, again and again."""
+    draw = np.random.default_rng(0)
+    index = torch.from_numpy(np.concatenate([np.arange(len(y))[None], draw.integers(len(y), size=(DRAWS, len(y)))]))
+    assert score.clients is not None
+    values = score.clients(logits[index], y[index], torch.ones(index.shape, dtype=torch.bool))
+    return np.full(len(index), np.nan) if values is None else values
 
 
 def _per_row(kind: Kind, logits: Tensor, y: Tensor) -> NDArray[np.float64]:
@@ -249,18 +291,3 @@ def _per_row(kind: Kind, logits: Tensor, y: Tensor) -> NDArray[np.float64]:
         return hits.double().numpy()
     real = (y != -1).double()
     return ((hits * real).sum(1) / real.sum(1).clamp(min=1)).double().numpy()
-
-
-def _verdict(facts: dict[str, Any], kind: Kind, client: str, rows: int) -> dict[str, Any]:
-    score = kind.score
-    verdict = BETTER if facts["low"] > 0 else WORSE if facts["high"] < 0 else OPEN
-    begins = {
-        BETTER: f"{client}'s own model is better than the shared one",
-        WORSE: f"{client}'s own model is worse than the shared one; predict with the shared one until there are more rows",
-        OPEN: f"{rows} rows are too few to tell whether {client}'s own model or the shared one is better",
-    }
-    numbers = (
-        f"{score.words} {score.cell(facts['personal'])} against {score.cell(facts['shared'])} on rows that were not trained on, "
-        f"a gain of {facts['gain']:.4f} (95 % interval over the {rows} rows: {facts['low']:.4f} to {facts['high']:.4f})"
-    )
-    return {"verdict": verdict, "text": f"{begins[verdict]}: {numbers}."}

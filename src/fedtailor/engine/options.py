@@ -5,75 +5,22 @@ Keyword arguments, flags, TOML files, ``--help`` and the identity of a run direc
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from numbers import Integral, Real
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
-from fedtailor.errors import InvalidArgument, UnknownSetting, nearest
+from fedtailor.engine.checked import Checked
 
 TaskName = Literal["classification", "regression", "multilabel"]  # the names of ``task.kinds``, which would load torch
 
-SHOWN = 60  # letters of a wrong value that a message repeats
 LARGEST = 2**63 - 1  # of a seed, and of a whole number in TOML
 ONE = "1 client"
 COHORT = f"must be a share (a number with a point, up to 1.0), a number of clients from 2 on, or {ONE!r}"
-TYPES = (
-    "int",
-    "float",
-    "str",
-    "bool",
-    "tuple",
-    "list",
-    "dict",
-    "function-before",
-    "literal",
-)  # as pydantic marks branches of a union
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-class Checked(BaseModel):
-    """Settings that are right or refused, in one line that names the setting and says what it may be."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
-    SWITCHES: ClassVar[tuple[str, ...]] = (  # the settings that are true or false
-        *("bias", "tune", "dynamic", "dp_force"),
-        *("keep_na", "merge_clients", "merge_labels"),
-    )
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _plain(cls, value: Any, info: ValidationInfo) -> Any:
-        """NumPy's numbers and paths as Python's own; ``rounds = true`` is a slip, not one round."""
-        if isinstance(value, bool) and info.field_name not in cls.SWITCHES:
-            raise ValueError("must have a value of another kind")
-        if isinstance(value, os.PathLike):
-            return os.fspath(value)
-        if isinstance(value, bool) or not isinstance(value, Real):
-            return value
-        return int(value) if isinstance(value, Integral) else float(value)
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any], where: str = "") -> Self:
-        """Return the settings with these plain values; ``where`` stands before a refusal."""
-        try:
-            return cls(**values)
-        except ValidationError as error:
-            refusal = UnknownSetting if error.errors()[0]["type"] == "extra_forbidden" else InvalidArgument
-            raise refusal(where + _said(error, cls)) from None
-
-    def but(self, **changes: Any) -> Self:
-        """Return a copy with some settings changed, checked again."""
-        return type(self).of({**self.plain(), **changes})
-
-    def plain(self) -> dict[str, Any]:
-        """Return every setting by name."""
-        return {name: getattr(self, name) for name in type(self).model_fields}
 
 
 class Training(Checked):
@@ -152,9 +99,15 @@ class Members(Checked):
 class Options(Cohort, Members, Training):
     """The settings of a run."""
 
-    engine: Literal["auto", "loop", "vectorized", "flower"] = Field("auto", description="How clients are simulated.")
+    engine: Literal["auto", "loop", "vectorized", "flower", "ray"] = Field("auto", description="How clients are simulated.")
+    address: str | None = Field(
+        None, description="The cluster of engine ray: auto, or HOST:PORT (default: one that is started on this machine)."
+    )
+    on_nodes: Literal["loop", "vectorized"] | None = Field(
+        None, description="How the nodes of engine ray compute (default: vectorized for linear models, else loop)."
+    )
     workers: int | None = Field(
-        None, ge=1, le=LARGEST, description="Processes of the loop engine, and of flower's (default: the cores)."
+        None, ge=1, le=LARGEST, description="Processes of the loop engine, of flower's and of ray's (default: the cores)."
     )
     worker_timeout: float = Field(
         600.0, gt=0, allow_inf_nan=False, description="Seconds after which a process that neither answers nor computes is stuck."
@@ -162,6 +115,9 @@ class Options(Cohort, Members, Training):
     task: TaskName | None = Field(None, description="Guessed from the labels.")
     evaluate_every: int | None = Field(
         None, ge=0, le=LARGEST, description="Rounds between evaluations (0: at the end only; default: about twenty in all)."
+    )
+    evaluate_clients: int | None = Field(
+        None, ge=1, le=LARGEST, description="Clients measured between the rounds, a sample (default: all); at the end it is all."
     )
     new_clients: float = Field(0.0, ge=0, lt=1, description="Share of clients held out, to meet the final model.")
     shift: tuple[str, ...] = Field((), description="Test images to corrupt as well, as contrast:3 (severity 1 to 5).")
@@ -206,8 +162,11 @@ class Options(Cohort, Members, Training):
         "augment",
         "autocast",
         "threshold",
+        "evaluate_clients",
+        "on_nodes",
     )  # unknown to earlier versions: left out where they are not set
-    HOW: ClassVar[tuple[str, ...]] = ("workers", "worker_timeout", "device", "checkpoint_every", "shift", "start")
+    PRIVATE: ClassVar[bool] = True
+    HOW: ClassVar[tuple[str, ...]] = ("address", "workers", "worker_timeout", "device", "checkpoint_every", "shift", "start")
 
     @field_validator("loss", "augment", "metrics", "callbacks", mode="before")
     @classmethod
@@ -316,24 +275,6 @@ class PretrainOptions(Checked):
     backbone: str | None = Training.model_fields["backbone"]  # type: ignore[assignment]
 
 
-def taking(kind: type[Checked]) -> Callable[[F], F]:
-    """Show the settings of ``kind`` in the signature and the help of a function that takes them as ``**settings``."""
-
-    def dressed(function: F) -> F:
-        signature = inspect.signature(function)
-        own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        more = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.annotation)
-            for name, field in kind.model_fields.items()
-        ]
-        function.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
-        lines = [f"    {name}: {field.description}" for name, field in kind.model_fields.items()]
-        function.__doc__ = "\n".join([inspect.cleandoc(function.__doc__ or ""), "", "Settings:", *lines])
-        return function
-
-    return dressed
-
-
 def count_of(cohort: Any) -> float | int | str:
     """Return a cohort made plain: a share in (0, 1] as a float, a number of clients as an int, one client as "1 client".
 
@@ -362,47 +303,6 @@ def count_of(cohort: Any) -> float | int | str:
     return int(cohort)
 
 
-def _said(error: ValidationError, kind: type[Checked]) -> str:
-    """Return the first thing that is wrong, in one line."""
-    first = error.errors()[0]
-    places = [str(part) for part in first["loc"] if str(part).partition("[")[0] not in TYPES]
-    name = ".".join(places) or "the settings"
-    if first["type"] == "extra_forbidden":
-        if has_no_privacy(kind, name):
-            return without_privacy(name)
-        return f"unknown setting {shown(name)}; {nearest(name, names(kind), 'the settings are')}"
-    if not name.isprintable():
-        name = shown(name)
-    if first["type"] == "missing":
-        return f"{name} is missing; give it"
-    message = first["msg"].replace("Input should be", "must be").replace("Value error, ", "")
-    return f"{name} {message}, not {shown(first.get('input'))}"
-
-
-def has_no_privacy(kind: type[Checked], name: str) -> bool:
-    """Whether a setting, of a file or a flag, asks for privacy where there is none: of advice, sweeps and pretraining."""
-    return not issubclass(kind, Options) and name.replace("-", "_").startswith(("dp_", "user_", "target_epsilon"))
-
-
-def without_privacy(name: str) -> str:
-    """Return why a command that has no privacy refuses a setting that asks for it."""
-    return (
-        f"{name} is for run and compare: what this command learns from the rows has no noise on it, and no epsilon would count "
-        "it; ask on public rows, or leave it out"
-    )
-
-
 def is_huber(loss: Any) -> bool:
     """Whether a loss is Huber's by name: huber, or huber@2.5 with the delta in units of the label."""
     return isinstance(loss, str) and re.fullmatch(r"huber(@.*)?", loss.strip().lower()) is not None
-
-
-def names(kind: type[Checked]) -> list[str]:
-    """Return the names of the settings, as they stand in a file."""
-    return [field.alias or name for name, field in kind.model_fields.items()]
-
-
-def shown(value: Any) -> str:
-    """Return a value for a message: in one line, not too long."""
-    quoted = repr(value)
-    return quoted if len(quoted) <= SHOWN else f"{quoted[:SHOWN]}..."

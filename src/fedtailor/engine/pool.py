@@ -1,139 +1,64 @@
-"""Worker processes: forked once, one thread each, given one client at a time.
+"""Worker processes: started once, one thread each, given one client at a time.
 
-They are forked (not spawned), so models and data need not be picklable and are not copied. Tensors pass through memory that
-parent and child share; the pipe carries only what says where they lie.
+What all jobs need (a plan) is sent once; its tensors lie in memory that all workers share and are not copied. Tensors of jobs
+pass through shared memory as well; the pipe carries only what says where they lie.
 """
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import multiprocessing
-import os
-import signal
-import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass, replace
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.util import Finalize
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from fedtailor.errors import FedtailorError, InvalidArgument, WorkerDied, WorkerStuck
+from fedtailor.engine import parcel, processes
+from fedtailor.engine.memory import Memory, Place
+from fedtailor.engine.processes import activity, cores
+from fedtailor.engine.worker import habits, serve
+from fedtailor.errors import InvalidArgument, WorkerDied, WorkerStuck
+
+__all__ = ["TIMEOUT", "WorkerPool", "cores"]
 
 Job = tuple[Callable[..., Any], int, tuple[Any, ...]]
-ALIGN = 64
+LARGE = 1024  # bytes from which a tensor of the plan is shared and not copied
 POLL = 0.5  # seconds between two looks at workers that do not answer
 TIMEOUT = 600.0  # seconds without an answer and without computing after which a worker counts as stuck
-PARENTS = (signal.SIGINT, signal.SIGTERM)  # the signals that are the parent's to handle: they reach a whole process group
 
 
-def cores() -> int:
-    """Return how many cores this process may use (1 where it cannot, or may not, fork)."""
-    if not sys.platform.startswith("linux") or multiprocessing.current_process().daemon:
-        return 1
-    return len(os.sched_getaffinity(0))
+class _Shelf:
+    """Tensors that all workers read where they lie, each written once."""
 
+    def __init__(self, memory: Memory) -> None:
+        self._memory, self._end = memory, 0
+        self._places: dict[int, Place] = {}
+        self._held: list[Tensor] = []  # an id is a tensor's as long as the tensor is there
 
-@dataclass(frozen=True)
-class _Place:
-    """A tensor in shared memory."""
-
-    start: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-class _Memory:
-    """Memory that one side writes and the other reads; it grows as needed. Made before the fork, seen by both."""
-
-    def __init__(self) -> None:
-        self._file = os.memfd_create("fedtailor")
-        self._map: mmap.mmap | None = None
-
-    def _reach(self, size: int) -> mmap.mmap:
-        if self._map is None or len(self._map) < size:
-            if os.fstat(self._file).st_size < size:
-                os.ftruncate(self._file, size)
-            self._map = mmap.mmap(self._file, os.fstat(self._file).st_size)
-        return self._map
-
-    def write(self, value: Any) -> tuple[Any, int]:
-        """Return (``value`` with its tensors replaced by their places, bytes used)."""
-        tensors: list[tuple[Tensor, _Place]] = []
-        used = 0
-
-        def place(leaf: Any) -> Any:
-            nonlocal used
-            if not isinstance(leaf, Tensor):
-                return leaf
-            tensors.append((leaf, _Place(used, tuple(leaf.shape), leaf.dtype)))
-            used += -(-leaf.numel() * leaf.element_size() // ALIGN) * ALIGN
-            return tensors[-1][1]
-
-        placed = _convert(value, place)
-        memory = self._reach(used) if used else None
-        for tensor, where in tensors:
-            if tensor.numel():
-                assert memory is not None
-                self._view(memory, where).copy_(tensor.detach())
-        return placed, used
-
-    def read(self, message: tuple[Any, int], copy: bool) -> Any:
-        """Return the value written; without ``copy`` its tensors are the memory itself, good until the next write."""
-        placed, used = message
-        memory = self._reach(used) if used else None
-
-        def fetch(leaf: Any) -> Any:
-            if not isinstance(leaf, _Place):
-                return leaf
-            if memory is None or 0 in leaf.shape:
-                return torch.empty(leaf.shape, dtype=leaf.dtype)
-            view = self._view(memory, leaf)
-            return view.clone() if copy else view
-
-        return _convert(placed, fetch)
-
-    @staticmethod
-    def _view(memory: mmap.mmap, where: _Place) -> Tensor:
-        count = int(torch.Size(where.shape).numel())
-        return torch.frombuffer(memory, dtype=where.dtype, count=count, offset=where.start).view(where.shape)
-
-    def close(self) -> None:
-        os.close(self._file)
-
-
-def _convert(value: Any, leaf: Callable[[Any], Any]) -> Any:
-    if isinstance(value, dict):
-        return {k: _convert(v, leaf) for k, v in value.items()}
-    if isinstance(value, (tuple, list)):
-        return type(value)(_convert(v, leaf) for v in value)
-    if is_dataclass(value) and not isinstance(value, (type, _Place)):
-        return replace(value, **{f.name: _convert(getattr(value, f.name), leaf) for f in fields(value)})
-    return leaf(value)
+    def put(self, tensor: Tensor) -> Place | None:
+        plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.is_contiguous()
+        if not plain or tensor.requires_grad or tensor.untyped_storage().nbytes() < LARGE:  # bytes have the whole storage
+            return None
+        if id(tensor) not in self._places:
+            self._places[id(tensor)] = place = self._memory.put(tensor, self._end)
+            self._held.append(tensor)
+            self._end = place.end
+        return self._places[id(tensor)]
 
 
 class _Worker:
     """The parent's end of one worker."""
 
-    def __init__(self, context: Any, shared: _Memory, siblings: list[_Worker]) -> None:
-        fork = multiprocessing.get_context("fork")
-        self.pipe, theirs = fork.Pipe()
-        self.down, self.up = _Memory(), _Memory()
-        # a worker must not hold its siblings' pipes: it would never see the parent's death
-        foreign = [self.pipe, *(other.pipe for other in siblings)]
-        arguments = (context, theirs, shared, self.down, self.up, foreign)
-        self.process = fork.Process(target=_serve, args=arguments, daemon=True)
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, PARENTS)  # until the child ignores them
-        try:
-            self.process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    def __init__(self, given: Memory, shared: Memory) -> None:
+        context = processes.context()
+        self.pipe, theirs = context.Pipe()
+        self.down, self.up = Memory(), Memory()
+        arguments = (theirs, given, shared, self.down, self.up)
+        self.process = context.Process(target=serve, args=arguments, daemon=True)  # type: ignore[attr-defined]
+        processes.start(self.process)
         theirs.close()
 
     def give(self, job: Job) -> None:
@@ -143,15 +68,7 @@ class _Worker:
         good, answer = self.pipe.recv()
         if not good:
             raise answer
-        return self.up.read(answer, copy=True)
-
-    def activity(self) -> tuple[bool, tuple[str, ...]]:
-        """Return whether a signal has stopped the worker, and its CPU time so far, in user and kernel mode."""
-        try:
-            state, *fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it has just died, which its pipe will say
-            return False, ()
-        return state in "Tt", tuple(fields[10:12])
+        return None if answer is None else self.up.read(answer, copy=True)
 
     def close(self) -> None:
         self.pipe.close()
@@ -169,23 +86,51 @@ class WorkerPool:
     def __init__(self, context: Any, size: int, timeout: float = TIMEOUT) -> None:
         if size > 1 and multiprocessing.current_process().daemon:
             raise InvalidArgument("a daemonic process may not start worker processes; use workers=1")
-        if not sys.platform.startswith("linux"):
-            raise InvalidArgument("worker processes are forked, which is safe on Linux only; use workers=1")
         self.size, self.timeout = size, timeout
-        self._shared = _Memory()
+        self._given, self._shared = Memory(), Memory()
         self._workers: list[_Worker] = []
-        for _ in range(size):
-            self._workers.append(_Worker(context, self._shared, self._workers))
         # workers ignore SIGTERM, with which Python ends the processes that are left at its exit
-        self._end = Finalize(self, _close, (self._workers, self._shared), exitpriority=0)
+        self._end = Finalize(self, _close, (self._workers, (self._given, self._shared)), exitpriority=0)
+        try:
+            self._begin(context)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, context: Any) -> None:
+        """Start the workers and send them what all jobs need."""
+        for _ in range(self.size):
+            self._workers.append(_Worker(self._given, self._shared))
+        self._send(context)
+
+    def _send(self, context: Any) -> None:
+        algorithm = getattr(context, "algorithm", None)
+        shelf = _Shelf(self._given)
+        try:
+            content, secrets = parcel.dumps(context, None if algorithm is None else type(algorithm), shelf.put)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{error}; use workers=1") from error
+        with self._watched():
+            for worker in self._workers:
+                worker.pipe.send((content, secrets, habits()))
+            loading = {worker.pipe: (worker, number) for number, worker in enumerate(self._workers)}
+            while loading:
+                for pipe in self._answered(loading):
+                    loading.pop(pipe)[0].take()
 
     def run(self, shared: Any, jobs: Iterator[Job]) -> Iterator[Any]:
         """Yield the result of each job, which is ``function(context, shared, client, *arguments)``."""
-        try:
+        with self._watched():
             message = self._shared.write(shared)
             for worker in self._workers:
                 worker.pipe.send(("shared", message))
             yield from self._in_order(jobs)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Close the pool when anything goes wrong; say so where a worker died."""
+        try:
+            yield
         except (EOFError, ConnectionResetError, BrokenPipeError) as error:
             codes = [w.process.exitcode for w in self._workers if w.process.exitcode is not None]
             self.close()
@@ -228,7 +173,7 @@ class WorkerPool:
         seen: dict[Connection, tuple[tuple[str, ...], float]] = {}
         while not (pipes := wait(list(busy), POLL)):
             for pipe, (worker, _) in busy.items():
-                stopped, cpu = worker.activity()
+                stopped, cpu = activity(worker.process.pid or 0)
                 before, idle = seen.get(pipe, ((), 0.0))
                 idle = idle + POLL if cpu == before else 0.0  # by looks, not by the clock: we may have been stopped as well
                 seen[pipe] = cpu, idle
@@ -246,42 +191,8 @@ class WorkerPool:
         self._workers = []
 
 
-def _close(workers: Sequence[_Worker], shared: _Memory) -> None:
+def _close(workers: Sequence[_Worker], memories: Sequence[Memory]) -> None:
     for worker in workers:
         worker.close()
-    shared.close()
-
-
-def _keep_memory() -> None:
-    """Tell glibc to keep freed blocks: a large network otherwise spends a tenth of its time on fresh pages."""
-    with suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None)
-        trim, top_pad, map_from = -1, -2, -3  # mallopt's names for them, malloc.h
-        for option, value in ((trim, 2**31 - 1), (top_pad, 2**26), (map_from, 2**30)):
-            libc.mallopt(option, value)
-
-
-def _serve(context: Any, pipe: Connection, common: _Memory, down: _Memory, up: _Memory, foreign: list[Connection]) -> None:
-    for number in PARENTS:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTS)
-    for other in foreign:
-        other.close()
-    torch.set_num_threads(1)
-    _keep_memory()
-    shared: Any = None
-    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        while True:
-            kind, message = pipe.recv()
-            if kind == "shared":
-                shared = common.read(message, copy=False)
-                continue
-            function, client, arguments = down.read(message, copy=False)
-            try:
-                pipe.send((True, up.write(function(context, shared, client, *arguments))))
-            except FedtailorError as error:
-                pipe.send((False, error))
-            except Exception as error:
-                first = "".join(traceback.format_exception_only(error)).strip().splitlines()[0]
-                text = "".join(traceback.format_exception(error))
-                pipe.send((False, RuntimeError(f"{first} (in a worker process, client {client})\n{text}")))
+    for memory in memories:
+        memory.close()

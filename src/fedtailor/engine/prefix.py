@@ -38,7 +38,7 @@ def after_prefix(task: Task, federation: Federation, device: torch.device = CPU)
     if prefix is None or federation.tokens:  # of tokens they are an embedding: a lookup, whose output is larger than the rows
         return task, federation, ()
     splits = [s for s in (federation.train, federation.test, federation.val) if s is not None]
-    one = prefix.apply(splits[0].x[:1])
+    one = prefix.apply(splits[0].x[:1].clone())
     rows = sum(len(s.x) for s in splits) + (0 if task.public is None else len(task.public))
     size = rows * one.numel() * one.element_size()
     layers = f"{len(prefix.layers)} frozen layers (to {prefix.layers[-1]})"
@@ -78,7 +78,7 @@ def _on(task: Task, device: torch.device) -> Callable[[Tensor], Tensor]:
     assert prefix is not None
 
     def layers(part: Tensor) -> Tensor:
-        return prefix.apply(part.to(device)).cpu()
+        return prefix.apply(part.to(device, copy=True)).cpu()  # a layer may write to what it is given
 
     def apply(x: Tensor) -> Tensor:
         rows = f"{key} {tuple(x.shape)} {x.dtype} {hashlib.sha256(x.contiguous().numpy().data).hexdigest()}"

@@ -26,19 +26,28 @@ from fedtailor.engine.base import Engine, Ids, Plan
 from fedtailor.engine.beginning import Beginning, beginning_of
 from fedtailor.engine.crowd import check_crowd, crowd_of, crowd_spent
 from fedtailor.engine.loop import LoopEngine
-from fedtailor.engine.mixed import check_mixed, with_architectures
-from fedtailor.engine.modules import findings, refuse
+from fedtailor.engine.mixed import check_mixed, mixed_of, with_architectures
+from fedtailor.engine.modules import ROWS, findings, refuse
 from fedtailor.engine.options import Options
-from fedtailor.engine.pieces import augmented_by, with_pieces
+from fedtailor.engine.pieces import augmented_by, batch_length, with_pieces
 from fedtailor.engine.prefix import after_prefix
 from fedtailor.engine.private import check_end, check_options, not_counted, spent, with_noise
-from fedtailor.engine.setup import DTYPES, build_task, drawn, make_plan, named_model, visits_of
+from fedtailor.engine.setup import (
+    DTYPES,
+    build_task,
+    check_bias,
+    drawn,
+    evaluated_clients,
+    made_module,
+    make_plan,
+    named_model,
+    visits_of,
+)
 from fedtailor.engine.state import State
 from fedtailor.engine.vectorized import VectorizedEngine
 from fedtailor.engine.watch import Watch
 from fedtailor.errors import InvalidArgument
 from fedtailor.metrics.cost import probe
-from fedtailor.models.mixed import Mixed
 from fedtailor.runs.store import Store
 from fedtailor.task import Task
 from fedtailor.task.device import AUTO, backend, find, without_double
@@ -47,7 +56,7 @@ from fedtailor.task.placed import check_gain, lowered, placed
 from fedtailor.theory.constants import Constants
 from fedtailor.theory.resolve import resolve
 
-ABOVE = {"flower": "fedtailor.sites.simulation"}  # engines in rooms that stand on this one, fetched when asked for
+ABOVE = {"flower": "fedtailor.sites.simulation", "ray": "fedtailor.engine.cluster"}  # engines that are fetched when asked for
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +108,8 @@ class Prepared:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """Bytes down and up, parameters trained and notes on speed, found by letting one client take a step."""
-        return probe(self.plan.on_host)
+        plan = self.plan.on_host
+        return probe(plan if plan.federation.shards is None else plan.over(plan.federation.with_zeros()))
 
     @cached_property
     def privacy(self) -> dict[str, Any]:
@@ -140,9 +150,14 @@ class Prepared:
         """Whether clients are measured after so many rounds."""
         return done == self.options.rounds or bool(self.every and done % self.every == 0)
 
+    @cached_property
+    def sample(self) -> Ids | None:
+        """The clients that are measured before the last round; None: all."""
+        return evaluated_clients(self.plan, self.options.evaluate_clients)
+
     def watch(self) -> Watch:
         """Return the callbacks of the run, which have seen nothing yet."""
-        return Watch(self.options, self.task.kind.score)
+        return Watch(self.options, self.task.score)
 
     def start(self) -> State:
         """Return the state before the first round."""
@@ -166,7 +181,7 @@ class Prepared:
         first = drawn(self.plan, self.size, 0)
         first = first if len(first) else np.arange(len(self.plan.federation))
         sent = self.plan.sent_after(state.shared, state.server, 0, self.options.rounds)
-        return choose(self.plan, sent, first, self.options.workers, self.options.worker_timeout)
+        return choose(self.plan, sent, first, self.options.rounds, self.options.workers, self.options.worker_timeout)
 
 
 def prepare(
@@ -186,15 +201,18 @@ def prepare(
     dtype = DTYPES[options.dtype]
     device = _device(options, dtype)
     federation, inside, outside = readied(federation, options)
-    if isinstance(model, Mixed):
-        federation = with_architectures(federation, model)
-    task = build_task(model, federation, options.seed, dtype, options.bias, options.backbone)
+    check_bias(model, options.bias)
+    made = made_module(model, federation, options.seed)
+    mixed = mixed_of(made, federation, options.seed)
+    if mixed is not None:
+        federation = with_architectures(federation, mixed)
+    task = build_task(mixed or made, federation, options.seed, dtype, options.bias, options.backbone)
     task = with_pieces(task, federation if outside is None else federation.take(inside), options)
-    augment = augmented_by(options.augment, federation)
-    whole = algorithm.reads_rows or augment is not None  # frozen first layers see the rows as they are in each step
+    augment = augmented_by(options.augment, federation, batch_length(federation, options))
+    # frozen first layers see the rows as they are in each step, or rows that are not here
+    whole = algorithm.reads_rows or augment is not None or federation.shards is not None
     trained, rows, notes = (task, federation, ()) if whole else after_prefix(task, federation, device)
-    ours = isinstance(model, str) and not origin.is_spec(model) and options.loss is None
-    problems = [] if ours else findings(trained, rows.train.x, rows.train.y)
+    problems = [] if _is_ours(model, options) else _problems(trained, rows, options)
     learners = rows if outside is None else rows.take(inside)
     size = options.size(len(learners))
     if algorithm.needs_everyone and size < len(learners):
@@ -216,8 +234,8 @@ def prepare(
     newcomers = None if outside is None else plan(settled, rows.take(outside)).on(device, there)
     trains = plan(settled, learners)
     check_crowd(trains)
-    if isinstance(model, Mixed):
-        check_mixed(trains, model)
+    if mixed is not None:
+        check_mixed(trains, mixed)
     check_end(trains, options)
     began = beginning_of(algorithm, options, federation)
     trains = trains.on(device, there)
@@ -225,6 +243,17 @@ def prepare(
     return Prepared(
         algorithm, model, options, task, federation, trains, newcomers, size, constants, notes, secret, began, refuse(problems)
     )
+
+
+def _is_ours(model: Any, options: Options) -> bool:
+    """Return whether network and loss are the package's own, of which it is known what they do."""
+    return isinstance(model, str) and not origin.is_spec(model) and options.loss is None
+
+
+def _problems(task: Task, rows: Federation, options: Options) -> list[Any]:
+    """Return what is wrong with a module or a loss of the user's, which are tried on a few rows."""
+    length = batch_length(rows, options)
+    return findings(task, *rows.few(max(ROWS, length)), length)
 
 
 def readied(federation: Federation, options: Options) -> tuple[Federation, Ids, Ids | None]:
@@ -281,6 +310,21 @@ def newcomers_of(federation: Federation, share: float, seed: int) -> Ids | None:
     return np.sort(federation.order[drawn])
 
 
+def _check_unread(folder: str, options: Options) -> None:
+    """Refuse what needs rows in this process, where only the nodes of a cluster read them."""
+    needs = {
+        f"engine={options.engine!r}": options.engine != "ray",
+        "new_clients": options.new_clients != 0,
+        "shift": any(spec != shift.CIFAR10_1 for spec in options.shift),
+    }
+    for what, asked in needs.items():
+        if asked:
+            raise InvalidArgument(
+                f"{what} needs clients' rows here, and those of {folder} are for nodes to read (engine='ray'); leave it out, or "
+                f"read them all: Federation.from_shards({folder!r})"
+            )
+
+
 def _check(algorithm: Any, federation: Any, options: Options) -> None:
     """Refuse what is no method or no federation, and corruptions that are unknown or of rows that are no images."""
     if not isinstance(algorithm, Algorithm):
@@ -288,12 +332,20 @@ def _check(algorithm: Any, federation: Any, options: Options) -> None:
         raise InvalidArgument(f"algorithm must be an Algorithm, not {algorithm!r}{hint}")
     if not isinstance(federation, Federation):
         raise InvalidArgument(f"federation must be a Federation (see Federation.from_arrays), not {type(federation).__name__}")
+    if federation.shards is not None:
+        _check_unread(federation.shards.folder, options)
     if options.threshold is not None and (federation.val is None or federation.labels != 2 or federation.per_position):
         lacks = "there are no validation rows" if federation.val is None else "there are not two classes, one per row"
         raise InvalidArgument(f"a threshold of two classes is chosen on validation rows, and {lacks}; leave threshold out")
     if options.patience is not None and (federation.val is None or options.evaluate_every == 0):
         lacks = "validation rows" if federation.val is None else "evaluations between the rounds (evaluate_every)"
         raise InvalidArgument(f"patience looks at validation, and there are no {lacks}; give them, or leave patience out")
+    if options.evaluate_clients is not None and (options.patience is not None or options.callbacks):
+        who = "patience" if options.patience is not None else "a callback"
+        raise InvalidArgument(
+            f"{who} may end the run with any round, whose measures are of all clients, and evaluate_clients measures a sample; "
+            "leave one of them out"
+        )
     for spec in options.shift:
         if spec != shift.CIFAR10_1:
             shift.corrupted(federation.test.x[:1], *shift.parse(spec))

@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from fedtailor import models
 from fedtailor.algorithms import METHODS
 from fedtailor.algorithms.settings import find
 from fedtailor.data.federation import Federation
-from fedtailor.data.split import Split
-from fedtailor.engine.options import PretrainOptions, taking
+from fedtailor.data.redeal import pooled
+from fedtailor.engine.checked import taking
+from fedtailor.engine.options import PretrainOptions
 from fedtailor.engine.run import run
 from fedtailor.errors import BadRun, InvalidArgument
 from fedtailor.local import SGD
@@ -52,7 +50,7 @@ def pretrain(
     learner = kind(lr=Cosine(asked.lr, asked.epochs), epochs=1, opt=opt)
     if not learner.stateless:
         raise InvalidArgument(f"method must be {POOLED} or a method that gives one model for all, not {asked.method!r}")
-    rows = together(federation) if asked.method == POOLED else federation
+    rows = pooled(federation) if asked.method == POOLED else federation
     shape = tuple(federation.train.x.shape[1:])
     if not all(p.requires_grad for p in models.build(model, shape, federation.outputs).parameters()):
         raise InvalidArgument(f"pretraining trains the whole network; leave the adapters (or head) out of {model!r}")
@@ -68,20 +66,3 @@ def pretrain(
     files.write(Path(out), weights.pack(result.state_dict(), {"model": model, "data": federation.name}))
     shutil.rmtree(folder)
     return result
-
-
-def together(federation: Federation) -> Federation:
-    """The rows of all clients as those of one."""
-
-    def pooled(split: Split) -> Split:
-        return replace(split, offsets=np.array([0, len(split.y)]))
-
-    return replace(
-        federation,
-        train=pooled(federation.train),
-        test=pooled(federation.test),
-        val=None if federation.val is None else pooled(federation.val),
-        names=("everyone",),
-        truth=None,
-        facts={},
-    )

@@ -30,7 +30,7 @@ from fedtailor.errors import InvalidArgument
 from fedtailor.privacy.accountant import Spend, delta_of, epsilons, noise_for
 from fedtailor.task import Task
 
-HERE = ("auto", "loop", "vectorized")  # engines of one process and its forks
+HERE = ("auto", "loop", "vectorized", "ray")  # engines of one process, its workers, or a cluster that is one's own
 TRIED, FAR = 3, 1000  # rounds in which a client is watched, of the first so many
 
 

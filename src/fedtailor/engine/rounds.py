@@ -10,7 +10,7 @@ import torch
 
 from fedtailor import tree
 from fedtailor.algorithms.base import Algorithm, Round
-from fedtailor.engine.base import NOBODY, Engine, all_finite, step_size
+from fedtailor.engine.base import NOBODY, Engine, Ids, Plan, all_finite, step_size
 from fedtailor.engine.setup import drawn
 from fedtailor.engine.state import State
 from fedtailor.errors import Diverged
@@ -27,19 +27,28 @@ def play_on(engine: Engine, state: State, rounds: int, size: int) -> Iterator[Ro
     for number in range(done, rounds):
         stop_if_noted()
         ids, engine.traffic = drawn(plan, size, number), Traffic()
-        for exchange in range(plan.algorithm.exchanges):
-            lost = plan.lost(number) if exchange == plan.algorithm.exchanges - 1 else NOBODY  # after training
-            rnd = plan.round(number, rounds, ids[~np.isin(ids, lost)] if len(lost) else ids, exchange, lost)
-            if not len(ids):
-                continue
-            upload = engine.round(plan.sent(state.shared, state.server, rnd), ids, rnd, state.store, lost=lost)
-            if upload is None and len(lost) == len(ids):
-                continue  # no upload arrives: the server has nothing to go by
-            with keyed(plan.key("server", number, exchange=exchange), plan.device):
-                state.shared, state.server = plan.algorithm.server_update(plan.task, state.shared, state.server, upload, rnd)
-            _check_server(plan.algorithm, state.shared, rnd)
+        for rnd, lost in exchanges(plan, ids, number, rounds):
+            if len(ids):
+                sent = plan.sent(state.shared, state.server, rnd)
+                serve(plan, state, engine.round(sent, ids, rnd, state.store, lost=lost), rnd)
         state.sent = plan.sent_after(state.shared, state.server, number + 1, rounds)
         yield rnd
+
+
+def exchanges(plan: Plan, ids: Ids, number: int, rounds: int) -> Iterator[tuple[Round, Ids]]:
+    """Yield (what everyone knows about it, whose uploads are lost) for every exchange of a round with the clients ``ids``."""
+    for exchange in range(plan.algorithm.exchanges):
+        lost = plan.lost(number) if exchange == plan.algorithm.exchanges - 1 else NOBODY  # after training
+        yield plan.round(number, rounds, ids[~np.isin(ids, lost)] if len(lost) else ids, exchange, lost), lost
+
+
+def serve(plan: Plan, state: State, upload: Any, rnd: Round) -> None:
+    """Let the server take its step; where no upload arrives (None, and clients were lost) it has nothing to go by."""
+    if upload is None and len(rnd.lost):
+        return
+    with keyed(plan.key("server", rnd.number, exchange=rnd.exchange), plan.device):
+        state.shared, state.server = plan.algorithm.server_update(plan.task, state.shared, state.server, upload, rnd)
+    _check_server(plan.algorithm, state.shared, rnd)
 
 
 def play(

@@ -15,13 +15,15 @@ from torch import nn
 
 from fedtailor.algorithms.base import Algorithm, Round
 from fedtailor.data.federation import Federation
-from fedtailor.engine.base import Engine, one_thread
+from fedtailor.engine.base import Engine, Ids, one_thread
+from fedtailor.engine.checked import taking
 from fedtailor.engine.divergence import check_loss
 from fedtailor.engine.longer import check_longer, spaced
 from fedtailor.engine.measure import Columns, evaluate, shifted_tests
-from fedtailor.engine.options import Options, taking
+from fedtailor.engine.options import Options
 from fedtailor.engine.prepare import Prepared, prepare
 from fedtailor.engine.rounds import play_on
+from fedtailor.engine.shards import alone
 from fedtailor.engine.state import State
 from fedtailor.engine.summary import add_excess_risk, meet, summarise
 from fedtailor.errors import InvalidArgument
@@ -84,8 +86,11 @@ def run(
         if earlier is not None:
             state.restore(earlier.checkpoint.state, earlier.records)
             began -= earlier.seconds  # the time of earlier sittings counts
+            if earlier.summary is not None:
+                stack.enter_context(alone())  # there is nothing left to play: no cluster is needed
         engine, why = ready.engine(state, None if earlier is None else earlier.checkpoint.facts)
         stack.enter_context(engine)
+        state.store = engine.hold(state.store)
         with patience(journal is not None) as stop:  # what comes after the last checkpoint may be stopped at any moment
             diary = Diary(journal, {"engine": engine.name, "engine_reason": why, "devices": places}, stop, callback, began)
             clients = _train(ready, engine, state, diary)
@@ -150,7 +155,7 @@ class Diary:
             self.callback(record)
         if self.journal is not None and (last or self.stop.asked is not None or self.journal.due(done)):
             facts = {**self.facts, "finished": last, "seconds": time.perf_counter() - self.began}
-            self.journal.checkpoint(done, state.dump(), facts)
+            self.journal.checkpoint(done, state.trees(), facts, state.store)
             self.stop.stop()
 
 
@@ -159,7 +164,7 @@ def _train(ready: Prepared, engine: Engine, state: State, diary: Diary) -> Colum
     rounds, names, watch = ready.options.rounds, ready.plan.federation.names, ready.watch()
     watch.recall(state.records)
     if diary.journal is not None and diary.journal.earlier is None:
-        diary.journal.checkpoint(0, state.dump(), diary.facts)
+        diary.journal.checkpoint(0, state.trees(), diary.facts, state.store)
     elif diary.journal is not None and diary.journal.earlier is not None and diary.journal.earlier.lengthened:
         _judge_anew(ready, engine, state, diary)
     columns: dict[int, Columns] = {}  # of the round that the run would end with
@@ -169,7 +174,8 @@ def _train(ready: Prepared, engine: Engine, state: State, diary: Diary) -> Colum
         record = {**_facts(ready, engine, state, rnd), "seconds": time.perf_counter() - began}
         state.records.append(record)
         done = rnd.number + 1
-        judged = _judge(engine, state, rnd, done == rounds or bool(watch)) if ready.is_judged(done) else None
+        sample = None if done == rounds else ready.sample
+        judged = _judge(engine, state, rnd, done == rounds or bool(watch), sample) if ready.is_judged(done) else None
         reason = watch.tell(engine, state)
         last = done == rounds or reason is not None
         ends = last or state.reported == rnd.number  # with this round, for all that is known
@@ -177,10 +183,11 @@ def _train(ready: Prepared, engine: Engine, state: State, diary: Diary) -> Colum
             judged = _judge(engine, state, rnd, True)
         if reason is not None and done < rounds:
             record["stopped"] = reason
-        if ends and judged is not None:
+        if ends and judged is not None and sample is None:
             add_excess_risk(engine, judged)
             columns = {rnd.number: judged} if state.reported == rnd.number else columns
-        diary.tell(state, names, judged, last, ends)
+        shown = names if sample is None else [names[i] for i in sample]
+        diary.tell(state, shown, judged, last, last or (ends and bool(watch)))
         began = time.perf_counter()
         if last:
             break
@@ -199,14 +206,16 @@ def _judge_anew(ready: Prepared, engine: Engine, state: State, diary: Diary) -> 
     record = state.records[-1] = {key: value for key, value in state.records[-1].items() if key not in measured}
     is_kept = state.snapshot is not None and state.snapshot.round == number
     if is_kept or ready.is_judged(number + 1):
-        more, judged = evaluate(engine, state.sent, state.store, bool(ready.watch()))
-        record |= more
+        more, judged = evaluate(engine, state.sent, state.store, bool(ready.watch()), ready.sample)
+        record |= {**more, **_of_sample(ready.sample)}
     else:
         judged = {}
     if is_kept:
         add_excess_risk(engine, judged)
-    diary.journal.record(record, names, judged or None, is_kept)
-    diary.journal.checkpoint(number + 1, state.dump(), {**diary.facts, "seconds": time.perf_counter() - diary.began})
+    shown = names if ready.sample is None else [names[i] for i in ready.sample]
+    diary.journal.record(record, shown, judged or None, is_kept)
+    facts = {**diary.facts, "seconds": time.perf_counter() - diary.began}
+    diary.journal.checkpoint(number + 1, state.trees(), facts, state.store)
 
 
 def _facts(ready: Prepared, engine: Engine, state: State, rnd: Round) -> dict[str, Any]:
@@ -218,12 +227,17 @@ def _facts(ready: Prepared, engine: Engine, state: State, rnd: Round) -> dict[st
     return {**facts, **ready.algorithm.measures(state.server, rnd)}
 
 
-def _judge(engine: Engine, state: State, rnd: Round, final: bool) -> Columns:
-    """Measure the state after a round: the clients' columns, of which the last record says the means."""
-    measured, judged = evaluate(engine, state.sent, state.store, final)
+def _judge(engine: Engine, state: State, rnd: Round, final: bool, sample: Ids | None = None) -> Columns:
+    """Measure the state after a round, on all clients or a sample: their columns, of which the last record says the means."""
+    measured, judged = evaluate(engine, state.sent, state.store, final, sample)
     check_loss(engine, state.sent, state.store, judged["loss_personal"], rnd)
-    state.records[-1].update(measured)
+    state.records[-1].update({**measured, **_of_sample(sample)})
     return judged
+
+
+def _of_sample(sample: Ids | None) -> dict[str, int]:
+    """Return what a record says of a sample whose means it holds."""
+    return {} if sample is None else {"evaluated_clients": len(sample)}
 
 
 def _traffic(ready: Prepared, engine: Engine, rnd: Round) -> Traffic:

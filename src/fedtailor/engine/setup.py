@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +15,7 @@ from torch import nn
 from fedtailor import models, tree
 from fedtailor.algorithms import origin
 from fedtailor.algorithms.base import Algorithm
+from fedtailor.data import rng
 from fedtailor.data.augment import Augment
 from fedtailor.data.federation import Federation
 from fedtailor.data.feed import Feed, Paces
@@ -26,7 +26,7 @@ from fedtailor.errors import InvalidArgument
 from fedtailor.models.factory import made_by
 from fedtailor.server.cohort import sample
 from fedtailor.task import Task
-from fedtailor.task.own import plain_module
+from fedtailor.task.own import copied, plain_module, with_dtype
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -53,25 +53,22 @@ def build_task(
         made = replace(model, init=lambda: tree.map(lambda t: t.to(dtype) if t.is_floating_point() else t, model.init()))
     else:
         notes: tuple[str, ...] = ()
-        if isinstance(model, str) and origin.is_spec(model):
-            shape = tuple(federation.train.x.shape[1:]) if federation.packing is None else federation.packing.shapes
-            made_module = made_by(origin.function_of(model), origin.name_of(model), shape, federation.outputs, seed)
-            module, notes = plain_module(made_module)
-        elif isinstance(model, str):
-            _check_parts(model, federation)
+        packing = None if isinstance(model, str) and not origin.is_spec(model) else federation.packing
+        network = made_module(model, federation, seed)
+        if isinstance(network, str):
+            _check_parts(network, federation)
             shape = tuple(federation.train.x.shape[1:])
             words, sequences = federation.tokens, federation.per_position
             options: dict[str, Any] = {"tokens": words, "per_position": sequences, "backbone": backbone}
-            module = models.build(model, shape, federation.outputs, seed=seed, bias=bias, **options)
-        elif isinstance(model, nn.Module):
-            written, notes = plain_module(model)
-            module = copy.deepcopy(written)
+            module = models.build(network, shape, federation.outputs, seed=seed, bias=bias, **options)
+        elif isinstance(network, nn.Module):
+            written, notes = plain_module(network)
+            module = copied(written)
         else:
             raise InvalidArgument(
-                f"model must be a name, a torch.nn.Module, a function that makes one, or a Task, not {type(model).__name__}"
+                f"model must be a name, a torch.nn.Module, a function that makes one, or a Task, not {type(network).__name__}"
             )
-        packing = None if isinstance(model, str) and not origin.is_spec(model) else federation.packing
-        made = Task.from_module(module.to(dtype), federation.kind.loss, classes=federation.labels, packing=packing)
+        made = Task.from_module(with_dtype(module, dtype), federation.kind.loss, classes=federation.labels, packing=packing)
         made = replace(made, notes=(*notes, *made.notes))
     if made.kind != federation.kind:
         raise InvalidArgument(
@@ -82,8 +79,26 @@ def build_task(
     if federation.vocabulary is not None and federation.vocabulary.unknown is not None:
         made = replace(made, unscored=federation.vocabulary.unknown)
     made = replace(made, inputs=federation.train.x[:0].clone(), seed=seed, clients=len(federation))
-    made.check_fit(federation.train.x, federation.train.y, federation.labels)
+    made.check_fit(*federation.few(2), federation.labels)
     return made
+
+
+def made_module(model: Any, federation: Federation, seed: int) -> Any:
+    """Return the module that a function of the user's makes; other models as they are."""
+    if not isinstance(model, str) or not origin.is_spec(model):
+        return model
+    shape = tuple(federation.train.x.shape[1:]) if federation.packing is None else federation.packing.shapes
+    return made_by(origin.function_of(model), origin.name_of(model), shape, federation.outputs, seed, federation.names)
+
+
+def check_bias(model: Any, bias: bool) -> None:
+    """Refuse to leave the constant term out of a network that is not linear: it would be there all the same."""
+    if bias or isinstance(model, Task) or (isinstance(model, str) and model.partition(":")[0] in ("linear", "split-linear")):
+        return
+    name = repr(model) if isinstance(model, str) else type(model).__name__
+    raise InvalidArgument(
+        f"bias=False is for the model 'linear', not for {name}; leave bias out, or build your module without it"
+    )
 
 
 def _check_parts(model: str, federation: Federation) -> None:
@@ -146,3 +161,12 @@ def cohort_of(federation: Federation, algorithm: Algorithm, size: int, seed: int
     if algorithm.roll_call and number == 0:
         return np.arange(len(federation))
     return federation.order[sample(len(federation), size, seed, number)]
+
+
+def evaluated_clients(plan: Plan, count: int | None) -> Ids | None:
+    """Return ``count`` clients to measure between the rounds, drawn by name; None: all."""
+    if count is None or count >= len(plan.federation):
+        return None
+    keys = plan.federation.keys
+    words = rng.mix(plan.feed.seed, rng.purpose("evaluated clients"), keys)
+    return np.sort(np.lexsort((keys, words))[:count])

@@ -17,6 +17,7 @@ from fedtailor.models import backbone
 from fedtailor.runs.contents import open_contents
 from fedtailor.runs.layout import MODELS
 from fedtailor.task import Task
+from fedtailor.task.own import tied
 
 STATE = "(state dict):"  # before a checksum, in place of a path
 FILES = (".safetensors", ".pt", ".pth", ".bin")
@@ -40,7 +41,7 @@ def started(task: Task, where: str) -> Task:
     want = task.init()
     frozen = {name.removeprefix(tree.BUFFER): value for name, value in task.frozen.items()}
     by_torch_name = {name.removeprefix(tree.BUFFER): name for name in want}
-    ours = {by_torch_name.get(name, name): value for name, value in model.items()}
+    ours = _untied(task, {by_torch_name.get(name, name): value for name, value in model.items()}, source)
     for name, value in ours.items():
         if name in frozen and not torch.equal(value.to(frozen[name]), frozen[name]):
             raise ModelMismatch(f"{source} holds {name}, which is frozen here with other values; load it into the module instead")
@@ -50,7 +51,19 @@ def started(task: Task, where: str) -> Task:
         if shapes[0] != shapes[1]:
             words = f"{name} is {shapes[0]} in the model and {shapes[1]} in the start"
             raise ModelMismatch(f"{source} differs in {name}: {words}; start from weights of the same model")
+        if not bool(torch.isfinite(ours[name]).all()):
+            raise ModelMismatch(f"{source} holds numbers in {name} that are not finite; start from other weights")
     return replace(task, init=lambda: {name: ours[name].to(value.dtype, copy=True) for name, value in want.items()})
+
+
+def _untied(task: Task, model: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
+    """Return the weights with each parameter of the task under its first name only; a state dict has tied ones under all."""
+    second = {} if task.trainer is None else tied(task.trainer)
+    out = {name: value for name, value in model.items() if name not in second}
+    for name, first in second.items():
+        if name in model and not torch.equal(out.setdefault(first, model[name]), model[name]):
+            raise ModelMismatch(f"{source} holds other values in {name} than in {first}, which are one parameter of the model")
+    return out
 
 
 def _shared_model(folder: Path) -> Mapping[str, Tensor]:

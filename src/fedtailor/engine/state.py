@@ -56,7 +56,12 @@ class State:
             self.store.fill(self.snapshot.store)
 
     def dump(self) -> Any:
-        out = {"shared": self.shared, "server": self.server, "store": self.store.dump()}
+        """All of it as one tree."""
+        return {**self.trees(), "store": self.store.dump()}
+
+    def trees(self) -> Any:
+        """All of it but the store."""
+        out = {"shared": self.shared, "server": self.server}
         return out if self.snapshot is None else {**out, "kept": self.snapshot.dump()}
 
     def restore(self, dumped: Any, records: list[dict[str, Any]]) -> None:
@@ -64,6 +69,7 @@ class State:
         self.records, device = list(records), self.store.device
         self.shared, self.server = moved(dumped["shared"], device), moved(dumped["server"], device)
         self.store.fill(dumped["store"])
+        self.store.changed[:] = False
         if (snapshot := dumped.get("kept")) is not None:
             shared, server = moved(snapshot["shared"], device), moved(snapshot["server"], device)
             self.snapshot = Snapshot(int(snapshot["round"]), shared, server, snapshot["store"])

@@ -55,7 +55,9 @@ def summarise(ready: Prepared, engine: Engine, why: str, state: State, clients: 
     constants = {} if ready.constants is None else {"mu": ready.constants.mu, "smoothness": ready.constants.smoothness}
     summary = {
         **asked_for(ready),
+        **({"own_measures": [metric.name for metric in ready.task.metrics]} if ready.task.metrics else {}),
         "clients": len(ready.plan.federation),
+        **({} if ready.sample is None else {"evaluated_clients": len(ready.sample)}),
         "engine": engine.name,
         "engine_reason": why,
         "device": str(ready.device),
@@ -75,7 +77,7 @@ def summarise(ready: Prepared, engine: Engine, why: str, state: State, clients: 
         **constants,
         **_against_truth(engine, state, clients),
         **_ended(ready, state),
-        "notes": [*ready.federation.notes, *ready.notes, *notes, *_notes_on_end(ready, state)],
+        "notes": [*ready.federation.notes, *ready.notes, *notes, *_note_on_sample(ready), *_notes_on_end(ready, state)],
     }
     return cast(Summary, summary)
 
@@ -85,6 +87,13 @@ def _ended(ready: Prepared, state: State) -> dict[str, Any]:
     snapshot = {} if state.snapshot is None else {"kept_round": state.snapshot.round}
     stopped = {} if state.stopped is None else {"rounds": len(state.records), "stopped": state.stopped}
     return {**snapshot, **stopped}
+
+
+def _note_on_sample(ready: Prepared) -> list[str]:
+    if ready.sample is None or not ready.every:
+        return []
+    count, clients = len(ready.sample), len(ready.plan.federation)
+    return [f"measures between the rounds are of a sample of {count:,} of {clients:,} clients; those at the end are of all"]
 
 
 def _notes_on_end(ready: Prepared, state: State) -> list[str]:

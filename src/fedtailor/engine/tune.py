@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +12,21 @@ import numpy as np
 
 from fedtailor.algorithms.base import Algorithm
 from fedtailor.data.federation import Federation
+from fedtailor.engine.base import one_thread
+from fedtailor.engine.divergence import check_loss
+from fedtailor.engine.measure import validate
 from fedtailor.engine.options import Options
+from fedtailor.engine.prepare import Prepared, prepare
 from fedtailor.engine.run import Callback, run
+from fedtailor.engine.several import Player, play_together
+from fedtailor.engine.spread import Spread
+from fedtailor.engine.vectorized import VectorizedEngine
 from fedtailor.errors import Diverged, InvalidArgument, nearest
 from fedtailor.task.kinds import kind_of
 from fedtailor.task.scores import score_named
 
 GRID: dict[str, tuple[float, ...]] = {"lr": (0.01, 0.03, 0.1, 0.3, 1.0), "lam": (0.01, 0.1, 1.0), "mu": (0.01, 0.1, 1.0)}
+DIVERGED: dict[str, Any] = {"score": None, "loss": None}
 KEEP = 3  # one in so many goes on to three times the rounds
 
 
@@ -108,18 +116,69 @@ class Trials:
     options: Options
     grid: Mapping[str, Sequence[float]] | None = None
     callback: Callback | None = None
+    spread: Spread | None = None
 
-    def score(self, algorithm: Algorithm, rounds: int) -> dict[str, Any]:
-        """Return score and loss on validation rows after so many rounds; None where the method diverges."""
-        assert self.federation.val is not None
-        judged = dataclasses.replace(self.federation, test=self.federation.val)  # what run measures as test is validation here
-        options = self.options.but(rounds=rounds, evaluate_every=0, patience=None, callbacks=())
-        try:
-            done = run(algorithm, judged, self.model, options, callback=self.callback)
-        except Diverged:
-            return {"score": None, "loss": None}
-        score, summary = done.task.score, done.summary
-        return {"score": summary["val_score"], "loss": summary["loss_personal"], "by": score.name}
+    def scores(self, algorithms: Sequence[Algorithm], rounds: int) -> Iterator[dict[str, Any]]:
+        """Yield score and loss on validation rows of each setting after so many rounds; None where it diverges.
+
+        Settings that differ in numbers only are played all at once (``engine/several.py``), others one by one, or each by a node
+        of a cluster.
+        """
+        if self.spread is not None:
+            yield from self.spread.trials(_tried_afar, algorithms, self.federation, self._options(rounds), self.callback)
+            return
+        together = self._together(algorithms, rounds)
+        yield from together if together is not None else (self._score(algorithm, rounds) for algorithm in algorithms)
+
+    def _options(self, rounds: int) -> Options:
+        return self.options.but(rounds=rounds, evaluate_every=0, patience=None, callbacks=())
+
+    @one_thread()
+    def _together(self, algorithms: Sequence[Algorithm], rounds: int) -> list[dict[str, Any]] | None:
+        if len(algorithms) < 2 or self.options.engine not in ("auto", VectorizedEngine.name):
+            return None
+        options = self._options(rounds)
+        prepared = [prepare(algorithm, self.federation, self.model, options) for algorithm in algorithms]
+        players = play_together(prepared, *(() if self.callback is None else (self.callback,)))
+        return None if players is None else [_judged(player, prepared[0]) for player in players]
+
+    def _score(self, algorithm: Algorithm, rounds: int) -> dict[str, Any]:
+        return _tried(algorithm, self.federation, self.model, self._options(rounds), self.callback)
+
+
+def _tried(
+    algorithm: Algorithm, federation: Federation, model: Any, options: Options, callback: Callback | None
+) -> dict[str, Any]:
+    """Return score and loss of a setting on validation rows, from a run of its own."""
+    assert federation.val is not None
+    judged = dataclasses.replace(federation, test=federation.val)  # what run measures as test is validation here
+    try:
+        done = run(algorithm, judged, model, options, callback=callback)
+    except Diverged:
+        return DIVERGED
+    return {"score": done.summary["val_score"], "loss": done.summary["loss_personal"], "by": done.task.score.name}
+
+
+def _tried_afar(
+    algorithm: Algorithm, federation: Federation, model: Any, options: Options
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return score and loss of a setting, and the records of its rounds."""
+    records: list[dict[str, Any]] = []
+    return _tried(algorithm, federation, model, options, records.append), records
+
+
+def _judged(player: Player, ready: Prepared) -> dict[str, Any]:
+    """Return score and loss of a setting on validation rows."""
+    if player.failure is not None:
+        return DIVERGED
+    state, rounds = player.state, ready.options.rounds
+    measured, columns = validate(player.engine, state.sent, state.store)
+    try:
+        last = player.engine.plan.round(rounds - 1, rounds, np.arange(len(columns["rows"])))
+        check_loss(player.engine, state.sent, state.store, columns["loss_personal"], last)
+    except Diverged:
+        return DIVERGED
+    return {"score": measured["val_score"], "loss": measured["val_loss_personal"], "by": ready.task.score.name}
 
 
 def tune(
@@ -141,13 +200,13 @@ def tune(
     if len(left) == 1:
         return algorithm, story
     for count, length in rungs(len(left), rounds):
-        for choice in left[:count]:
-            if (_key(choice), length) not in played:
-                trial = trials.score(dataclasses.replace(algorithm, **choice), length)
-                played[_key(choice), length] = {"settings": choice, "rounds": length, **trial}
-                story["trials"].append(played[_key(choice), length])
-                if keep is not None:
-                    keep(story)
+        untried = [choice for choice in left[:count] if (_key(choice), length) not in played]
+        settings = [dataclasses.replace(algorithm, **choice) for choice in untried]
+        for choice, trial in zip(untried, trials.scores(settings, length), strict=True):
+            played[_key(choice), length] = {"settings": choice, "rounds": length, **trial}
+            story["trials"].append(played[_key(choice), length])
+            if keep is not None:
+                keep(story)
         left = sorted(left[:count], key=lambda c: _rank(played[_key(c), length]))
     story["chosen"] = left[0]
     if played[_key(left[0]), length]["score"] is None:

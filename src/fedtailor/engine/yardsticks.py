@@ -18,6 +18,7 @@ from torch import Tensor
 from fedtailor.algorithms import METHODS
 from fedtailor.algorithms.base import Algorithm
 from fedtailor.data.federation import Federation
+from fedtailor.data.redeal import pooled
 from fedtailor.data.split import Split
 from fedtailor.engine import tune as tuning
 from fedtailor.engine.options import Options
@@ -102,10 +103,10 @@ def _frequent(federation: Federation, y: Tensor) -> Tensor:
 def _pooled(where: Setting) -> dict[str, Record]:
     """One model of all training rows: as many steps as a client makes alone, on all clients' batches together."""
     label, clients = "all rows pooled", len(where.federation)
-    alone = {"cohort": 1.0, "new_clients": 0.0, "shift": (), "callbacks": (), "patience": None, "evaluate_every": 0}
+    plain_training = {"cohort": 1.0, "new_clients": 0.0, "shift": (), "callbacks": (), "patience": None, "evaluate_every": 0}
     batch = None if where.options.batch_size is None else where.options.batch_size * clients
-    options = where.options.but(**alone, batch_size=batch, weights="uniform", workers=1)
-    whole, local = _one(where.federation), where.local
+    options = where.options.but(**plain_training, batch_size=batch, weights="uniform", workers=1)
+    whole, local = replace(pooled(where.federation, "all rows"), recipe=None, schema=None), where.local
     try:
         if where.tune and whole.val is not None:
             local, _ = tuning.tune(local, tuning.Trials(whole, where.model, options, where.grid))
@@ -126,11 +127,9 @@ def _boosting(where: Setting) -> dict[str, Record]:
     if federation.tokens or train.y.dim() > 1 or not (federation.kind.softmax or federation.kind.least_squares):
         raise InvalidArgument("boosting is a yardstick for tables with one label per row; leave it out")
     task = _task(where)
-    everyone = _boosted(federation, train.x, train.y, test.x, where.options.seed)
-    parts = []
-    for i in range(len(federation)):
-        (x, y), (new, _) = train.client(i), test.client(i)
-        parts.append(_boosted(federation, x, y, new, where.options.seed))
+    seed = where.options.seed
+    everyone = _boosted(federation, train, test.x, seed)
+    parts = [_boosted(federation, train.take(np.array([i])), test.client(i)[0], seed) for i in range(len(federation))]
     texts = {"boosting, each alone": (torch.cat(parts), "every client by itself"), "boosting, pooled": (everyone, "all rows")}
     return {
         label: _record(label, f"scikit-learn's gradient boosting of {who}, default settings", where, task, logits)
@@ -138,40 +137,22 @@ def _boosting(where: Setting) -> dict[str, Record]:
     }
 
 
-def _boosted(federation: Federation, x: Tensor, y: Tensor, new: Tensor, seed: int) -> Tensor:
-    """Return what boosting on (x, y) says of new rows: logarithms of probabilities, or numbers."""
+def _boosted(federation: Federation, known: Split, new: Tensor, seed: int) -> Tensor:
+    """Return what boosting on known rows, with their weights, says of new ones: logarithms of probabilities, or numbers."""
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
-    rows, targets, others = x.flatten(1).numpy(), y.numpy(), new.flatten(1).numpy()
+    rows, targets, others = known.x.flatten(1).numpy(), known.y.numpy(), new.flatten(1).numpy()
+    weights = None if known.weights is None else known.weights.numpy()
     if federation.kind.least_squares:
-        model = HistGradientBoostingRegressor(random_state=seed).fit(rows, targets)
+        model = HistGradientBoostingRegressor(random_state=seed).fit(rows, targets, weights)
         return torch.from_numpy(model.predict(others)).reshape(-1, 1)
     shares = np.full((len(others), federation.outputs), FAINT)
     if len(classes := np.unique(targets)) == 1:
         shares[:, classes[0]] = 1.0
     else:
-        fitted = HistGradientBoostingClassifier(random_state=seed).fit(rows, targets)
+        fitted = HistGradientBoostingClassifier(random_state=seed).fit(rows, targets, weights)
         shares[:, fitted.classes_] = np.maximum(fitted.predict_proba(others), FAINT)
     return torch.log(torch.from_numpy(shares))
-
-
-def _one(federation: Federation) -> Federation:
-    """Return the rows of all clients as those of one."""
-
-    def join(split: Split) -> Split:
-        return replace(split, offsets=np.array([0, len(split.y)]))
-
-    return replace(
-        federation,
-        train=join(federation.train),
-        test=join(federation.test),
-        val=None if federation.val is None else join(federation.val),
-        names=("all rows",),
-        truth=None,
-        facts={},
-        recipe=None,
-        schema=None,
-    )
 
 
 def _task(where: Setting) -> Task:

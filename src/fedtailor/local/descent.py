@@ -56,7 +56,7 @@ def take_steps(descents: Sequence[Descent], view: Walked) -> None:
             leaves, terms = view.read(d, place)
             grads = add_gradient(d.gradient(leaves, batch), leaves, d.buffers, d.rates, *terms)
             leaves, memory = view.open(d, place, leaves, grads)
-            d.opt.step_(leaves, grads, memory, k, d.buffers, d.rates, stacked=view.stacked)
+            view.optimizer(d, place).step_(leaves, grads, memory, k, d.buffers, d.rates, stacked=view.stacked)
             del grads  # freed before the next backward pass, which reuses the memory
             view.close(d, place, leaves, memory)
 
@@ -75,6 +75,10 @@ class Walked:
     def read(self, descent: Descent, place: Any) -> tuple[list[Tensor], Terms]:
         """Return the leaves of this step's clients, and the penalty on them."""
         return descent.point.leaves, descent.terms
+
+    def optimizer(self, descent: Descent, place: Any) -> Optimizer:
+        """Return the optimiser with the step sizes of this step's clients."""
+        return descent.opt
 
     def open(self, descent: Descent, place: Any, leaves: list[Tensor], grads: Grads) -> tuple[list[Tensor], State]:
         """Return leaves and memory that the optimizer may write to."""
@@ -162,6 +166,10 @@ class Stacked(Walked):
             return leaves, descent.terms
         center, slope = (b if b is None else [None if t is None else t[place] for t in b] for b in branches)
         return [p[place] for p in leaves], (pull[place] if isinstance(pull, Tensor) and pull.dim() else pull, center, slope)
+
+    def optimizer(self, descent: Descent, place: Any) -> Optimizer:
+        opt = descent.opt
+        return opt if place is None or not isinstance(opt.lr, Tensor) else opt.using(opt.lr[place], opt.radius)
 
     def open(self, descent: Descent, place: Any, leaves: list[Tensor], grads: Grads) -> tuple[list[Tensor], State]:
         descent.state = descent.state or descent.opt.init(descent.point.leaves)

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -33,6 +33,8 @@ class Optimizer(ABC):
     lr: Rate = field(default=0.1, repr=False)
     weight_decay: float = 0.0
     radius: float | None = field(default=None, repr=False)
+
+    many_rates: ClassVar[bool] = False  # True: ``lr`` may be a tensor with a step size for every client
 
     def __post_init__(self) -> None:
         if not 0 <= self.weight_decay < math.inf:
@@ -88,13 +90,14 @@ class Optimizer(ABC):
                 continue
             if self.weight_decay:
                 grad = grad.add(param, alpha=self.weight_decay)
-            self._move_(param, grad, memory, lr * rate, step)
+            pace = lr.view(-1, *[1] * (param.dim() - 1)) if isinstance(lr, Tensor) and lr.dim() else lr
+            self._move_(param, grad, memory, pace * rate, step)
             moved.append(param)
         if self.radius is not None:
             _project_(moved, self.radius, stacked)
 
     @abstractmethod
-    def _move_(self, param: Tensor, grad: Tensor, memory: list[Tensor], lr: float, step: int) -> None: ...
+    def _move_(self, param: Tensor, grad: Tensor, memory: list[Tensor], lr: float | Tensor, step: int) -> None: ...
 
 
 def _project_(params: Sequence[Tensor], radius: float, stacked: bool) -> None:
@@ -113,6 +116,8 @@ class SGD(Optimizer):
 
     momentum: float = 0.0
 
+    many_rates = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.momentum < 1:
@@ -121,10 +126,13 @@ class SGD(Optimizer):
     def init(self, params: Sequence[Tensor]) -> State:
         return [[torch.zeros_like(p)] if self.momentum else [] for p in params]
 
-    def _move_(self, param: Tensor, grad: Tensor, memory: list[Tensor], lr: float, step: int) -> None:
+    def _move_(self, param: Tensor, grad: Tensor, memory: list[Tensor], lr: float | Tensor, step: int) -> None:
         if self.momentum:
             grad = memory[0].mul_(self.momentum).add_(grad)
-        param.add_(grad, alpha=-lr)
+        if isinstance(lr, Tensor):
+            param.addcmul_(grad, lr, value=-1)  # rounds as the other does
+        else:
+            param.add_(grad, alpha=-lr)
 
 
 @dataclass(frozen=True)
@@ -135,6 +143,8 @@ class Adam(Optimizer):
     beta2: float = 0.999
     eps: float = 1e-8
 
+    many_rates = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
@@ -144,7 +154,7 @@ class Adam(Optimizer):
     def init(self, params: Sequence[Tensor]) -> State:
         return [[torch.zeros_like(p), torch.zeros_like(p)] for p in params]
 
-    def _move_(self, param: Tensor, grad: Tensor, memory: list[Tensor], lr: float, step: int) -> None:
+    def _move_(self, param: Tensor, grad: Tensor, memory: list[Tensor], lr: float | Tensor, step: int) -> None:
         first, second = memory
         first.mul_(self.beta1).add_(grad, alpha=1 - self.beta1)
         second.mul_(self.beta2).add_(grad * grad, alpha=1 - self.beta2)

@@ -16,7 +16,7 @@ from fedtailor import tree
 
 @dataclass(frozen=True)
 class Penalty:
-    """pull/2 ||p - center||^2 + <slope, p>, over the parameters (not the buffers)."""
+    """The penalty pull/2 ||p - center||^2 + <slope, p>, over the parameters (not the buffers)."""
 
     pull: float | Tensor = 0.0
     center: Any = None

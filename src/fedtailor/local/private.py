@@ -129,7 +129,7 @@ class Private(Optimizer):
     def step_(self, *arguments: Any, **options: Any) -> None:
         self.opt.using(self.lr, self.radius).step_(*arguments, **options)
 
-    def _move_(self, param: Tensor, grad: Tensor, memory: list[Tensor], lr: float, step: int) -> None:
+    def _move_(self, param: Tensor, grad: Tensor, memory: list[Tensor], lr: float | Tensor, step: int) -> None:
         self.opt._move_(param, grad, memory, lr, step)
 
 

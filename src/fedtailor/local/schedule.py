@@ -9,9 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from fedtailor.errors import InvalidArgument
 
-Rate = float | Callable[[int], float]
+Rate = float | Tensor | Callable[[int], float]  # a tensor where clients have step sizes of their own
 
 
 class Schedule(ABC):
@@ -33,7 +35,7 @@ def at(lr: float | Schedule, round: int) -> Rate:
 
 @dataclass(frozen=True)
 class Exponential(Schedule):
-    """start * factor^round"""
+    """The step size start * factor^round."""
 
     start: float
     factor: float = 0.99
@@ -69,7 +71,7 @@ class Milestones(Schedule):
 
 @dataclass(frozen=True)
 class Harmonic(Schedule):
-    """scale / (k + 1), k counting rounds, or local steps with ``per="step"`` (the steps of MINIMAX, analysis of Algorithm 2)."""
+    """The step size scale / (k + 1), k counting rounds, or local steps with ``per="step"`` (MINIMAX, analysis of Algorithm 2)."""
 
     scale: float
     per: str = "round"

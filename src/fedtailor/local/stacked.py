@@ -28,7 +28,7 @@ class _Call:
     opt: Optimizer
     rates: Mapping[str, float]
     use: Use
-    pull: float  # 0 where every client has its own, among the tensors
+    pull: float  # 0 where every client has its own, among the tensors (the step size may be there too)
     like: Mapping[str, Any]
 
 
@@ -46,9 +46,13 @@ def descend_stacked(
     for name, branch in (("center", penalty.center), ("slope", penalty.slope)):
         if branch is not None:
             tensors[name] = {key: branch[key] for key in params if branch.get(key) is not None}
+    if any(isinstance(rate, Tensor) for rate in rates.values()):
+        raise TypeError("the rates of a descent must be numbers; vary the step size instead")
     pull = penalty.pull
     if isinstance(pull, Tensor):
         tensors["pull"], pull = pull, 0.0
+    if isinstance(opt.lr, Tensor):
+        tensors["lr"], opt = opt.lr, opt.using(0.0, opt.radius)
     call = _Call(task, opt, rates, use, float(pull), tensors)
     return dict(zip(params, _Descend.apply(call, *tree.leaves(tensors)), strict=True))
 
@@ -81,7 +85,8 @@ def _run(call: _Call, tensors: list[Tensor]) -> list[Tensor]:
     wide = tree.refill(call.like, iter(tensors))
     own = {name: copied(leaf) if call.rates.get(name, 1.0) else leaf for name, leaf in wide["params"].items()}
     penalty = Penalty(wide.get("pull", call.pull), wide.get("center"), wide.get("slope"))
+    opt = call.opt.using(wide["lr"], call.opt.radius) if "lr" in wide else call.opt
     source = Source(call.task.risk, call.task, own, call.rates, stacked=True)
     point = Point(own, list(own.values()))
-    take_steps([Descent(source, point, call.opt, penalty, call.use)], Stacked(wide["data"]))
+    take_steps([Descent(source, point, opt, penalty, call.use)], Stacked(wide["data"]))
     return point.leaves

@@ -80,7 +80,7 @@ class TorchOptimizer(Optimizer):
     def init(self, params: Sequence[Tensor]) -> State:
         return [[torch.zeros_like(p) for _ in self._memories] for p in params]
 
-    def _move_(self, param: Tensor, grad: Tensor, memory: list[Tensor], lr: float, step: int) -> None:
+    def _move_(self, param: Tensor, grad: Tensor, memory: list[Tensor], lr: float | Tensor, step: int) -> None:
         if is_followed({"param": param, "grad": grad}):
             raise InvalidArgument(f"{self!r} cannot be differentiated through; use ft.SGD or ft.Adam there")
         if any(_functorch.is_batchedtensor(t) for t in (param, grad, *memory)):
@@ -106,10 +106,12 @@ class _Step(torch.autograd.Function):
     generate_vmap_rule = False
 
     @staticmethod
-    def forward(opt: TorchOptimizer, lr: float, step: int, param: Tensor, grad: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
-        own, kept = param.detach().clone(), [m.detach().clone() for m in memory]
-        opt._move_(own, grad, kept, lr, step)
-        return own, *kept
+    def forward(
+        opt: TorchOptimizer, lr: float | Tensor, step: int, param: Tensor, grad: Tensor, *memory: Tensor
+    ) -> tuple[Tensor, ...]:
+        own, moments = param.detach().clone(), [m.detach().clone() for m in memory]
+        opt._move_(own, grad, moments, lr, step)
+        return own, *moments
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

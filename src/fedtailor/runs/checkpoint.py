@@ -1,11 +1,14 @@
-"""Checkpoints: a tree in safetensors beside a json that holds its checksum. The last two are kept, so that one may be lost."""
+"""Checkpoints: a tree in safetensors beside a json that holds its checksum. The last two are kept, so that one may be lost.
+
+The personal state of many clients is in files of its own, which several checkpoints share (``increments``).
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +17,11 @@ from safetensors import SafetensorError
 
 from fedtailor import tree
 from fedtailor.errors import BadRun
-from fedtailor.runs import files
+from fedtailor.runs import files, increments
 from fedtailor.runs.contents import Contents, digest
+from fedtailor.runs.increments import Part
 from fedtailor.runs.layout import CHECKPOINTS
+from fedtailor.runs.store import Store
 
 KEPT = 2
 NAME = re.compile(r"round-(\d{7,})\.json")
@@ -32,15 +37,32 @@ class Checkpoint:
     facts: dict[str, Any]
 
 
-def save(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write it, then remove all but the newest ``KEPT``."""
-    data = tree.pack(checkpoint.state)
+def save(folder: Path, checkpoint: Checkpoint, store: Store | None = None, before: Sequence[Part] = ()) -> list[Part]:
+    """Write it, then remove all but the newest ``KEPT``. Of a ``store``, what changed since the parts ``before`` were written
+    goes into one more; return the parts that hold it now."""
+    state, facts, parts = checkpoint.state, checkpoint.facts, list[Part]()
+    if store is not None:
+        parts, inside = increments.write(folder, checkpoint.number, store, before, bool(facts.get("finished")))
+        state = state if parts else {**state, "store": inside}
+        facts = {**facts, "parts": parts} if parts else facts
+    data = tree.pack(state)
     name = f"round-{checkpoint.number:07d}"
     files.write(folder / f"{name}.safetensors", data)
-    files.write_json(folder / f"{name}.json", _sealed({**checkpoint.facts, "round": checkpoint.number, "sha256": digest(data)}))
-    for old in _newest_first(path.name for path in folder.iterdir())[KEPT:]:
+    files.write_json(folder / f"{name}.json", _sealed({**facts, "round": checkpoint.number, "sha256": digest(data)}))
+    newest, gone = (names := _newest_first(path.name for path in folder.iterdir()))[:KEPT], names[KEPT:]
+    for old in gone:
         (folder / old).unlink()  # its json first: without it the tensors are nobody's
         (folder / old).with_suffix(".safetensors").unlink(missing_ok=True)
+    increments.remove_others(folder, [part for name in newest for part in _parts_of(folder / name)])
+    return parts
+
+
+def _parts_of(path: Path) -> Sequence[Part]:
+    """Return the parts that a checkpoint names; none where it cannot be read."""
+    try:
+        return list(_unsealed(json.loads(files.read(path))).get("parts", ()))
+    except (*DAMAGED, BadRun):
+        return ()
 
 
 def newest(folder: Path, usable: Callable[[dict[str, Any]], bool] = lambda facts: True) -> Checkpoint | None:
@@ -49,7 +71,8 @@ def newest(folder: Path, usable: Callable[[dict[str, Any]], bool] = lambda facts
     for name in names:
         try:
             facts = json.loads(files.read(folder / name))
-            checkpoint = _whole(facts, files.read((folder / name).with_suffix(".safetensors")))
+            data = files.read((folder / name).with_suffix(".safetensors"))
+            checkpoint = _whole(facts, data, lambda part: files.read(folder / part))
             if not usable(checkpoint.facts):
                 raise ValueError("the history does not reach as far")
             return checkpoint
@@ -67,14 +90,17 @@ def of_finished(contents: Contents) -> Checkpoint:
         raise BadRun(f"{contents.folder} has no checkpoint in its manifest; restore it from a copy, or train anew")
     facts = contents.json(f"{CHECKPOINTS}/{names[0]}")
     data = contents.read(f"{CHECKPOINTS}/{Path(names[0]).stem}.safetensors")
-    return _whole(facts or {}, data or b"")
+    return _whole(facts or {}, data or b"", lambda part: contents.read(f"{CHECKPOINTS}/{part}") or b"")
 
 
-def _whole(facts: dict[str, Any], data: bytes) -> Checkpoint:
+def _whole(facts: dict[str, Any], data: bytes, reading: Callable[[str], bytes]) -> Checkpoint:
     facts = _unsealed(facts)
     if digest(data) != facts["sha256"]:
         raise ValueError("its checksum does not fit")
-    return Checkpoint(facts["round"], tree.unpack(data), facts)
+    state = tree.unpack(data)
+    if facts.get("parts"):
+        state["store"] = increments.read(facts["parts"], reading)
+    return Checkpoint(facts["round"], state, facts)
 
 
 def _newest_first(names: Iterable[str]) -> list[str]:

@@ -32,6 +32,7 @@ DATA_FLAGS = (
     "merge_clients",
     "merge_labels",
     "columns",
+    "row_weights",
     "min_samples",
     "test_share",
     "val_share",
@@ -102,13 +103,15 @@ def content(path: str | os.PathLike[str] | None) -> str | None:
 def fingerprint(federation: Federation) -> str:
     """A checksum of every client's name and rows."""
     checksum = hashlib.sha256("\0".join(federation.names).encode())
-    for split in (federation.train, federation.test, federation.val):
+    if federation.shards is not None:  # of their files: nobody here reads the rows
+        checksum.update(f"{federation.shards.digest} {federation.train.x.dtype}".encode())
+    for split in (federation.train, federation.test, federation.val) if federation.shards is None else ():
         if split is not None:
             checksum.update(split.offsets.tobytes())
             for rows in (split.x, split.y):
                 checksum.update(str((tuple(rows.shape), rows.dtype)).encode())
                 checksum.update(_bytes(rows))
-    if federation.train.weights is not None:
+    if federation.train.weights is not None and federation.shards is None:
         checksum.update(_bytes(federation.train.weights))
     if federation.packing is not None:
         checksum.update(repr(federation.packing.to_json()).encode())

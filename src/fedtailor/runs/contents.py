@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from fedtailor.errors import BadRun, FedtailorError
+from fedtailor.errors import BadRun, DamagedRun, FedtailorError
 from fedtailor.runs import files
 from fedtailor.runs.layout import CONFIG, FILES, FOLDERS, FORMAT, MANIFEST, SUMMARY, refuse_links
 from fedtailor.version import __version__
@@ -59,9 +59,9 @@ class Contents:
         except FileNotFoundError:
             if self.digests is None:
                 return None
-            raise BadRun(f"{self.folder / name} is missing; restore it from a copy, or train anew") from None
+            raise DamagedRun(f"{self.folder / name} is missing; restore it from a copy, or train anew") from None
         if self.digests is not None and digest(data) != self.digests[name]:
-            raise BadRun(
+            raise DamagedRun(
                 f"{self.folder / name} was changed after the run was finished (its digest is not the one in {MANIFEST}); "
                 "restore it from a copy, or train anew"
             )
@@ -82,7 +82,7 @@ class Contents:
             return open_contents(self.folder / name)
         expected = self.digests.get(f"{name}/{MANIFEST}")
         if expected is None:
-            raise BadRun(f"{self.folder / MANIFEST} does not list {name}; restore it from a copy, or train anew")
+            raise DamagedRun(f"{self.folder / MANIFEST} does not list {name}; restore it from a copy, or train anew")
         return open_contents(self.folder / name, expected)
 
 
@@ -141,7 +141,7 @@ def parsed(data: bytes, path: Path) -> dict[str, Any]:
         return dict(json.loads(data))
     except (ValueError, TypeError, RecursionError) as error:
         why = " ".join(str(error).split())[:200]
-        raise BadRun(f"{path} cannot be read ({why}); restore it from a copy, or train anew") from error
+        raise DamagedRun(f"{path} cannot be read ({why}); restore it from a copy, or train anew") from error
 
 
 def lines_of(data: bytes) -> list[dict[str, Any]]:
@@ -164,7 +164,7 @@ def readable(folder: Path) -> Iterator[None]:
         raise
     except BROKEN as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise BadRun(f"{folder} holds a file that was changed or cut short ({why}); restore it, or train anew") from error
+        raise DamagedRun(f"{folder} holds a file that was changed or cut short ({why}); restore it, or train anew") from error
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def _config(folder: Path) -> dict[str, Any]:
         raise BadRun(f"{folder} is not a run directory (it has no {CONFIG})") from None
     except (ValueError, RecursionError) as error:
         why = " ".join(str(error).split())[:200]
-        raise BadRun(f"{path} cannot be read ({why}); give the directory of a run") from error
+        raise DamagedRun(f"{path} cannot be read ({why}); give the directory of a run") from error
     made = config.get("format")
     if not isinstance(made, int) or isinstance(made, bool) or made < 1:
         raise BadRun(f"{path} does not say which format the directory has; it was not written by fedtailor")
@@ -193,9 +193,9 @@ def _manifest(folder: Path, expected: str | None) -> dict[str, str] | None:
     except FileNotFoundError:
         if expected is None:
             return None
-        raise BadRun(f"{path} is missing; restore it from a copy, or train anew") from None
+        raise DamagedRun(f"{path} is missing; restore it from a copy, or train anew") from None
     if expected is not None and digest(data) != expected:
-        raise BadRun(f"{path} is not that of the comparison; restore it from a copy, or train anew")
+        raise DamagedRun(f"{path} is not that of the comparison; restore it from a copy, or train anew")
     manifest = parsed(data, path)
     digests = manifest.get("files")
     if (
@@ -204,7 +204,7 @@ def _manifest(folder: Path, expected: str | None) -> dict[str, str] | None:
         or manifest.get("seal") != _seal(digests)
         or not {CONFIG, SUMMARY} <= digests.keys()
     ):
-        raise BadRun(f"{path} was changed or cut short; restore it from a copy, or train anew")
+        raise DamagedRun(f"{path} was changed or cut short; restore it from a copy, or train anew")
     return digests
 
 

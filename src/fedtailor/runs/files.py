@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 import re
 import secrets
@@ -17,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from fedtailor.errors import BadRun, CannotWrite
+from fedtailor.errors import CannotWrite, DamagedRun
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 LINK = (errno.ELOOP, errno.EMLINK)  # what a link is refused with, by system
@@ -72,8 +73,21 @@ def read(path: Path) -> bytes:
         raise
     except OSError as error:
         if error.errno not in LINK:
-            raise BadRun(f"{path} cannot be read ({error.strerror}); check who may read it, or copy the run again") from error
-    raise BadRun(f"{path} is not a regular file; put the file itself in its place")
+            raise DamagedRun(f"{path} cannot be read ({error.strerror}); check who may read it, or copy the run again") from error
+    raise DamagedRun(f"{path} is not a regular file; put the file itself in its place")
+
+
+def mapped(path: Path) -> mmap.mmap:
+    """Return the bytes of a regular file, read where they are looked at; a link, a pipe or a device is refused."""
+    try:
+        with open(path, "rb", opener=_without_links) as file:
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except FileNotFoundError:
+        raise DamagedRun(f"{path} is missing; restore it from a copy, or train anew") from None
+    except (OSError, ValueError) as error:  # a ValueError: it is empty
+        raise DamagedRun(f"{path} cannot be read ({error}); restore it from a copy, or train anew") from error
+    raise DamagedRun(f"{path} is not a regular file; put the file itself in its place")
 
 
 def remove_unfinished(folder: Path) -> None:

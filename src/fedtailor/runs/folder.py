@@ -33,7 +33,7 @@ from fedtailor.runs.layout import (
 from fedtailor.runs.record import Record
 from fedtailor.version import __version__
 
-CHANGES_NOTHING = ("workers", "worker_timeout", "device", "checkpoint_every")  # may differ when a comparison goes on
+CHANGES_NOTHING = ("address", "workers", "worker_timeout", "device", "checkpoint_every")  # may differ when a comparison goes on
 TRIAL = ("settings", "rounds", "score", "loss")  # what tuning keeps of each
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,7 +21,6 @@ from fedtailor.errors import ModelMismatch
 from fedtailor.runs.record import Record, per_client
 from fedtailor.runs.store import Store
 from fedtailor.task import Task
-from fedtailor.task.packing import ARCHITECTURE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,11 +132,9 @@ class Run:
     def _of_client(self, x: Any, i: int) -> Any:
         """Return rows with the number of the client's network among their parts, where clients have different ones."""
         packing = self.federation.packing
-        if packing is None or not packing.mixed or (isinstance(x, Mapping) and ARCHITECTURE in x):
+        if packing is None or not packing.mixed:
             return x
-        parts = dict(x) if isinstance(x, Mapping) else {packing.parts[0].name: x}
-        number = int(self.federation.train.client(i)[0][0, -1])
-        return {**parts, ARCHITECTURE: np.full(len(next(iter(parts.values()))), number)}
+        return packing.with_architecture(x, int(self.federation.train.client(i)[0][0, -1]))
 
     def _frame(self, logits: Tensor, x: Any) -> pd.DataFrame:
         import pandas as pd
@@ -187,7 +184,7 @@ class Run:
         model = {name: parts[name].clone() for name in self.task.names if name in parts}
         fits = tuple(model) == self.task.names
         if fits and client is not None:
-            x = self.federation.train.x[:4]
+            x = self.federation.few(4)[0]
             with torch.no_grad():
                 fits = torch.allclose(self.task.apply(model, x), self._answer(state, x, raw=True))
         if not fits:
@@ -212,7 +209,7 @@ class Run:
             names=self.engine.plan.federation.names,
             clients=self.clients,
             settings=self.summary["settings"],
-            notes=self.federation.notes,
+            notes=self.summary.get("notes", self.federation.notes),
         )
 
     def _answer(self, personal: Any, x: ArrayLike | Tensor, raw: bool = False) -> Tensor:

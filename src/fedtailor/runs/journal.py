@@ -28,6 +28,8 @@ from fedtailor.runs.layout import (
     HISTORY,
     IDENTITY,
     MANIFEST,
+    MANY,
+    MEASURES,
     MODELS,
     SIGNATURE,
     SUMMARY,
@@ -35,10 +37,10 @@ from fedtailor.runs.layout import (
     lock,
     refuse_links,
 )
-from fedtailor.runs.record import lines_per_client
+from fedtailor.runs.record import lines_per_client, measures_file, write_measures
+from fedtailor.runs.store import Store
 from fedtailor.version import __version__
 
-EVERY_CLIENT = 10_000  # with more clients than this, only the last evaluation is written client by client
 PAUSE = 2.0  # seconds between checkpoints, at least
 LONGEST = 1e12  # seconds of a round
 LENGTH = ("rounds", "evaluate_every")  # of a run's identity: what is another where it is given more rounds
@@ -91,7 +93,7 @@ class Journal:
             raise
 
     def _begin(self, config: Mapping[str, Any], identity: Mapping[str, Any], begun: bool) -> None:
-        for name in ("", CHECKPOINTS, MODELS):
+        for name in ("", CHECKPOINTS, MODELS, MEASURES):
             files.remove_unfinished(self.folder / name)
         contents = open_contents(self.folder) if begun else None
         known = None if contents is None else contents.json(IDENTITY)
@@ -121,7 +123,7 @@ class Journal:
         if self.earlier is not None and self.earlier.records and "stopped" in self.earlier.records[-1]:
             why = self.earlier.records[-1]["stopped"]
             raise BadRun(f"the run in {self.folder} ended by itself ({why}); more rounds would not change it")
-        for name in (MANIFEST, SIGNATURE):
+        for name in (MANIFEST, SIGNATURE, measures_file(before - 1)):
             (self.folder / name).unlink(missing_ok=True)
         files.write(self.folder / CONFIG, tomli_w.dumps({"format": FORMAT, "version": __version__, **config}))
         files.write_json(self.folder / IDENTITY, dict(identity))
@@ -170,6 +172,7 @@ class Journal:
         self._open_files += [self._history, self._timing]
         self._hash, self._length = hashlib.sha256(history), length
         self._saved, self._cost = time.perf_counter(), 0.0
+        self._parts = [] if earlier is None else list(earlier.checkpoint.facts.get("parts", ()))
 
     # -- writing -----------------------------------------------------------------------------------------------------
     def record(
@@ -177,8 +180,10 @@ class Journal:
     ) -> None:
         """Write a line for the round, and one per client if it was evaluated. Time, which never repeats, has its own file."""
         text = json.dumps({k: v for k, v in record.items() if k != "seconds"}) + "\n"
-        if clients is not None and (last or len(names) <= EVERY_CLIENT):
+        if clients is not None and len(names) <= MANY:
             text += lines_per_client(record["round"], names, clients)
+        elif clients is not None and last:  # of so many clients the other evaluations are not written client by client
+            text += write_measures(self.folder, record["round"], names, clients)
         data = text.encode()
         with files.explained(self.folder / HISTORY):
             self._history.write(data)
@@ -194,12 +199,14 @@ class Journal:
             return number % self.every == 0
         return time.perf_counter() - self._saved > max(PAUSE, SHARE * self._cost)
 
-    def checkpoint(self, number: int, state: Any, facts: Mapping[str, Any]) -> None:
+    def checkpoint(self, number: int, state: Any, facts: Mapping[str, Any], store: Store | None = None) -> None:
+        """Write what is needed to go on after ``number`` rounds; of a ``store``, what changed since the checkpoint before."""
         began = time.perf_counter()
         with files.explained(self.folder / HISTORY):
             os.fsync(self._history.fileno())
         own = {"format": FORMAT, "history_bytes": self._length, "history_sha256": self._hash.hexdigest()}
-        checkpoint.save(self.folder / CHECKPOINTS, Checkpoint(number, state, {**facts, **own}))
+        made = Checkpoint(number, state, {**facts, **own})
+        self._parts = checkpoint.save(self.folder / CHECKPOINTS, made, store, self._parts)
         self._saved = time.perf_counter()
         self._cost = self._saved - began
 
@@ -217,8 +224,9 @@ class Journal:
         write_manifest(self.folder, [SUMMARY], digests)
 
     def _results(self) -> list[Path]:
-        """Return the files of models/ and checkpoints/; a secret is not among them, whose owner may take it away."""
-        paths = (path for name in (MODELS, CHECKPOINTS) for path in (self.folder / name).iterdir())
+        """Return the files of models/, measures/ and checkpoints/; a secret is not among them, whose owner may take it away."""
+        folders = (self.folder / name for name in (MODELS, MEASURES, CHECKPOINTS))
+        paths = (path for folder in folders if folder.is_dir() for path in folder.iterdir())
         return sorted(path for path in paths if path.suffix in (".json", ".safetensors"))
 
     def close(self) -> None:

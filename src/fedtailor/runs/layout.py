@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
@@ -12,7 +12,8 @@ from typing import IO
 from fedtailor.errors import BadRun
 from fedtailor.runs import files
 
-FORMAT = 2  # of the run directory; a newer one is refused. From 2 on, a finished one has a manifest
+FORMAT = 3  # of the run directory; a newer one is refused. From 2 on, a finished one has a manifest
+MANY = 10_000  # with more clients than this, what is kept of each is in files of bytes and not in lines
 
 CONFIG = "config.toml"
 HISTORY = "history.jsonl"
@@ -23,6 +24,7 @@ SIGNATURE = "manifest.sig"
 CHECKPOINTS = "checkpoints"
 IDENTITY = "checkpoints/identity.json"
 MODELS = "models"
+MEASURES = "measures"  # of very many clients, a file per evaluation
 ONBOARDED = "onboarded"  # models of clients that came after the run was finished; not part of its manifest
 RUNS = "runs"
 TUNING = "tuning"
@@ -31,18 +33,32 @@ FAILED = "failed.json"  # in the folder of a method of a comparison: why it coul
 ERROR = "error.txt"  # beside it: where in the code
 LOCK = ".lock"
 FILES = (CONFIG, HISTORY, TIMING, SUMMARY, MANIFEST, SIGNATURE, YARDSTICKS, LOCK)
-FOLDERS = (CHECKPOINTS, MODELS, ONBOARDED, RUNS, TUNING)
+FOLDERS = (CHECKPOINTS, MODELS, MEASURES, ONBOARDED, RUNS, TUNING)
 
 
 def lock(folder: Path) -> IO[bytes]:
     """Hold the directory for this process, as long as the file returned is open."""
     lock_file = files.open_to_append(folder / LOCK)
     try:
-        fcntl.lockf(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock: workers would inherit it and outlive us
+        _hold(lock_file)
     except OSError as error:
         lock_file.close()
         raise BadRun(f"another process is at work in {folder}; wait for it or stop it first") from error
     return lock_file
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _hold(file: IO[bytes]) -> None:
+        file.seek(0)
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+
+else:
+    import fcntl
+
+    def _hold(file: IO[bytes]) -> None:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock: processes that inherit it could outlive us
 
 
 def refuse_links(folder: Path) -> None:

@@ -5,6 +5,7 @@ It is in no other file: whoever has it can take the noise off everything that th
 
 from __future__ import annotations
 
+import os
 import stat
 import warnings
 from pathlib import Path
@@ -27,7 +28,7 @@ def read(folder: Path | None) -> Secret | None:
         secret = Secret.from_hex(files.read(path).decode("ascii"))
     except ValueError as error:
         raise BadRun(f"{path} cannot be read ({error}); restore it, or begin the run anew in another directory") from None
-    if stat.S_IMODE(path.stat().st_mode) & OTHERS:
+    if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & OTHERS:  # elsewhere a mode says nothing about others
         warnings.warn(f"others may read {path}, and take the noise off with it; keep it to yourself (chmod 600)", stacklevel=3)
     return secret
 

@@ -204,6 +204,9 @@ def _outputs(graph: Graph, saved: Saved, logits: str) -> list[Any]:
         graph.add("Sigmoid", logits, to=PROBABILITIES)
         return out
     graph.add("Softmax", logits, to=PROBABILITIES, axis=1)
+    if (cut := facts.get("threshold")) is not None:  # p >= cut where the log odds reach those of cut
+        shift = np.array([[0.0, np.log((1 - cut) / cut)]], facts["dtype"])
+        logits = graph.add("Add", logits, graph.constant(shift))
     best = graph.add("ArgMax", logits, axis=1, keepdims=0)
     names = facts["classes"] or [str(i) for i in range(facts["outputs"])]
     classes = {"keys_int64s": list(range(len(names))), "values_strings": list(names)}

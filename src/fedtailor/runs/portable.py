@@ -24,6 +24,8 @@ def metadata_of(saved: Saved, client: str | None) -> dict[str, str]:
     schema, facts = saved.schema, saved.facts
     out = {name: str(facts[name]) for name in FACTS} | {"client": "" if client is None else client}
     lists: dict[str, Any] = {"shape": facts["shape"], "outputs": facts["outputs"], "classes": facts["classes"]}
+    if facts.get("threshold") is not None:  # the second class is said from this probability on
+        lists["threshold"] = facts["threshold"]
     if schema is not None:
         lists |= {
             "features": schema.names(),

@@ -6,14 +6,19 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from fedtailor import tree
 from fedtailor.errors import BadRun
-from fedtailor.runs.contents import Contents
-from fedtailor.runs.layout import HISTORY, SUMMARY
+from fedtailor.runs import files
+from fedtailor.runs.contents import Contents, digest
+from fedtailor.runs.layout import HISTORY, MEASURES, SUMMARY
+from fedtailor.runs.names import packed_text, unpacked_text
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +56,30 @@ def lines_per_client(number: int, names: Sequence[str], clients: Mapping[str, ND
     return "".join(template % row for row in zip(map(json.dumps, names), *columns, strict=True))
 
 
+def measures_file(number: int) -> str:
+    """Return where the measures of very many clients in a round are."""
+    return f"{MEASURES}/round-{number:07d}.safetensors"
+
+
+def write_measures(folder: Path, number: int, names: Sequence[str], clients: Mapping[str, NDArray[np.float64]]) -> str:
+    """Write the measures of very many clients in a round as a file of numbers; return the line of json that says where."""
+    data = tree.pack(
+        {"names": packed_text(names), "columns": {key: torch.from_numpy(np.asarray(v)) for key, v in clients.items()}}
+    )
+    name = measures_file(number)
+    files.write(folder / name, data)
+    return json.dumps({"round": number, "client": None, "file": name, "sha256": digest(data)}) + "\n"
+
+
+def _read_measures(contents: Contents, line: Mapping[str, Any]) -> tuple[list[str], dict[str, NDArray[np.float64]]]:
+    """Return the names and the measures that ``write_measures`` wrote."""
+    data = contents.read(line["file"]) or b""
+    if not line["file"].startswith(f"{MEASURES}/") or digest(data) != line["sha256"]:
+        raise BadRun(f"{contents.folder / line['file']} was changed or is missing; restore it from a copy, or train anew")
+    measured = tree.unpack(data)
+    return unpacked_text(measured["names"]), {key: values.numpy() for key, values in measured["columns"].items()}
+
+
 def _number(value: float) -> str:
     return repr(value) if math.isfinite(value) else "null" if value != value else json.dumps(value)
 
@@ -72,7 +101,15 @@ def of(label: str, values: Mapping[str, Any]) -> Record:
 
 def columns_of(contents: Contents, number: int, names: Sequence[str]) -> dict[str, NDArray[np.float64]]:
     """Return the measures per client that the history holds of round ``number``, NaN where there is none."""
-    return _columns([line for line in contents.lines(HISTORY) if "client" in line and line["round"] == number], names)
+    lines = [line for line in contents.lines(HISTORY) if "client" in line and line["round"] == number]
+    if not any("file" in line for line in lines):
+        return _columns(lines, names)
+    known, columns = _read_measures(contents, lines[-1])
+    if known == list(names):
+        return columns
+    places = {name: i for i, name in enumerate(known)}
+    order = np.array([places[name] for name in names], np.int64)
+    return {key: values[order] for key, values in columns.items()}
 
 
 def _columns(lines: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, NDArray[np.float64]]:
@@ -81,8 +118,9 @@ def _columns(lines: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[s
     for line in lines:
         for key, value in line.items():
             if key not in ("round", "client"):
-                column = columns.setdefault(key, np.full(len(names), np.nan))
-                column[places[line["client"]]] = np.nan if value is None else value
+                if key not in columns:
+                    columns[key] = np.full(len(names), np.nan)
+                columns[key][places[line["client"]]] = np.nan if value is None else value
     return columns
 
 
@@ -95,14 +133,18 @@ def read(contents: Contents, label: str | None = None) -> Record:
         raise BadRun(f"{contents.folder} lacks its {HISTORY if summary else SUMMARY}; restore it from a copy, or train anew")
     reported = summary.get("kept_round", summary["rounds"] - 1)
     last = [line for line in lines if "client" in line and line["round"] == reported]
-    names = [line["client"] for line in last]
+    if any("file" in line for line in last):
+        names, clients = _read_measures(contents, last[-1])
+    else:
+        names = [line["client"] for line in last]
+        clients = _columns(last, names)
     return Record(
         label=label or summary["algorithm"],
         kind=summary["kind"],
         summary=summary,
         rounds=[line for line in lines if "client" not in line],
         names=names,
-        clients=_columns(last, names),
+        clients=clients,
         settings=summary["settings"],
         options={k: v for k, v in contents.config.items() if k not in ("set", "format", "version")},
         notes=summary.get("notes", ()),

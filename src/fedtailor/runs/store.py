@@ -26,6 +26,7 @@ class Store:
         self.clients, self.folder, self.device = clients, folder, device
         self._home = CPU  # where the rows are
         self.born = np.zeros(clients, bool)
+        self.changed = np.zeros(clients, bool)  # since whoever keeps the rows elsewhere wrote them down
         self._rows: Any = None
 
     def put(self, ids: NDArray[np.int64], personal: Any) -> None:
@@ -37,7 +38,7 @@ class Store:
         index = torch.from_numpy(ids).to(self._home)
         for path, leaf in tree.items(personal):
             self._rows[path].index_copy_(0, index, leaf.detach().to(self._home))
-        self.born[ids] = True
+        self.born[ids] = self.changed[ids] = True
 
     def get(self, ids: NDArray[np.int64]) -> Any:
         """Rows of clients that were written before, on the store's device, leaves [len(ids), ...] (copies)."""
@@ -47,9 +48,15 @@ class Store:
         """Return an empty store for as many clients on the same device."""
         return Store(self.clients, device=self.device)
 
-    def dump(self) -> Any:
-        """The state of all clients that were written, as one tree on the CPU."""
-        ids = np.flatnonzero(self.born)
+    @property
+    def bytes(self) -> int:
+        """The size of the state of all clients that were written."""
+        rows = [] if self._rows is None else self._rows.values()
+        return sum(leaf[0].numel() * leaf.element_size() for leaf in rows if len(leaf)) * int(self.born.sum())
+
+    def dump(self, ids: NDArray[np.int64] | None = None) -> Any:
+        """The state of all clients that were written, or of these, as one tree on the CPU."""
+        ids = np.flatnonzero(self.born) if ids is None else ids
         return {"ids": torch.from_numpy(ids), "rows": moved(self._copies(ids), CPU) if self._rows is not None else {}}
 
     def fill(self, dumped: Any) -> None:

@@ -93,6 +93,9 @@ class Scores(TypedDict, total=False):
     rmse_rows_global: Annotated[Number, "The same of the shared model."]
     r2_rows_personal: Annotated[Number, "r2_personal on all clients' test rows as one set."]
     r2_rows_global: Annotated[Number, "The same of the shared model."]
+    own_measures: Annotated[
+        list[str], "Measures of the user's own, by name: NAME_personal and NAME_global, as the others; left out without any."
+    ]
     share_benefit: Annotated[Number, "Share of clients whose personal model is strictly better than the shared one."]
     worst_decile: Annotated[Number, "Score of the personal models, mean over the worst tenth of the clients."]
     deviation: Annotated[Number, "Standard deviation over clients of the personal models' score."]
@@ -106,11 +109,15 @@ class Scores(TypedDict, total=False):
     val_score: Annotated[
         Number, "The score on validation rows, clients with few of them counting less: it chooses methods and settings."
     ]
-    val_loss_personal: Annotated[Number, "Loss of the personal models on validation rows; it settles ties of the score."]
+    val_loss_personal: Annotated[
+        Number,
+        "Loss of the personal models on validation rows; it chooses among methods within a standard error of the best score.",
+    ]
     val_loss_global: Annotated[Number, "Loss of the shared model on validation rows."]
     threshold: Annotated[Number, "The probability of the second class from which on it is said, chosen on validation rows."]
     at_threshold: Annotated[
-        dict[str, Any], "accuracy, f1, balanced_accuracy, sensitivity and specificity on all test rows there."
+        dict[str, Any],
+        "accuracy, f1, balanced_accuracy, sensitivity and specificity on all test rows there, and the class's name.",
     ]
     best_round: Annotated[int | None, "The evaluated round that is best on validation; null without validation rows."]
     best_val_acc_personal: Annotated[Number, "The personal models' score on validation in that round."]
@@ -147,10 +154,13 @@ class Cost(TypedDict, total=False):
 
     stopped: Annotated[str, "Why the run ended before its last round, where a callback or patience ended it."]
     kept_round: Annotated[int, "The round (from 0) whose models and measures these are, where a callback or patience kept one."]
+    evaluated_clients: Annotated[
+        int, "Clients in the sample that is measured between the rounds, where one was asked for; at the end it is all of them."
+    ]
     trained_parameters: Annotated[int, "Parameters that a client trains in a round."]
     personal_parameters: Annotated[int, "Parameters that a client keeps to predict with."]
     bytes_down: Annotated[int, "Bytes sent to clients in all rounds, as serialised."]
-    bytes_up: Annotated[int, "Bytes sent by clients in all rounds, as serialised."]
+    bytes_up: Annotated[int, "Bytes sent by clients in all rounds, as serialised; uploads that were lost are not counted."]
     epsilon_max: Annotated[Number, "Privacy spent by the client that spends most; null where the method is not private."]
     epsilon: Annotated[Number, "Privacy spent, mean over clients."]
     epsilon_composed: Annotated[

@@ -33,6 +33,7 @@ class Backend:
     gains: Callable[[torch.device], bool]  # whether bfloat16 is computed faster
     double: bool = True  # whether there is float64
     pins: bool = False  # whether it reads page-locked memory faster
+    release: Callable[[], None] = lambda: None  # gives back memory that torch keeps for later
 
 
 def _no_wait(device: torch.device) -> None:
@@ -56,6 +57,7 @@ BACKENDS: dict[str, Backend] = {
         title=torch.cuda.get_device_name,
         gains=lambda device: torch.cuda.get_device_capability(device) >= (8, 0),
         pins=True,
+        release=torch.cuda.empty_cache,
     ),
     "mps": Backend(
         count=lambda: int(torch.backends.mps.is_available()),
@@ -65,6 +67,7 @@ BACKENDS: dict[str, Backend] = {
         title=lambda device: "Apple GPU",
         gains=lambda device: False,
         double=False,
+        release=lambda: torch.mps.empty_cache(),
     ),
     "cpu": Backend(
         count=lambda: 1,
@@ -79,6 +82,12 @@ BACKENDS: dict[str, Backend] = {
 
 def backend(device: torch.device) -> Backend:
     return BACKENDS[device.type]
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that a device has no memory left (MPS and the CPU say it in words only)."""
+    says_so = isinstance(error, RuntimeError) and any(words in str(error) for words in ("out of memory", "can't allocate memory"))
+    return isinstance(error, torch.OutOfMemoryError) or says_so
 
 
 def checked(name: str) -> str:

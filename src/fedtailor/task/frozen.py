@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedtailor.task.layers import BatchNorm, Dropout, swap
+from fedtailor.task.own import copied
 from fedtailor.tree import BUFFER
 
 KNOWN = ("torch.nn.", "fedtailor.")  # packages whose random or batch-dependent layers are all checked for here
@@ -38,7 +39,7 @@ def _is_frozen(root: nn.Module, buffer: str) -> bool:
 
 def copies(root: nn.Module, frozen: frozenset[str]) -> tuple[nn.Module, nn.Module, dict[str, Tensor]]:
     """Return a copy that evaluates, a copy that trains, and the frozen tensors, which both copies share."""
-    evaluator = swap(copy.deepcopy(root)).eval()
+    evaluator = swap(copied(root)).eval()
     state = {**dict(evaluator.named_parameters()), **{BUFFER + name: b for name, b in evaluator.named_buffers()}}
     frozen_tensors = {name: value for name, value in state.items() if name in frozen}
     trainer = copy.deepcopy(evaluator, {id(value): value for value in frozen_tensors.values()}).train()

@@ -60,7 +60,7 @@ def keyed(key: int | Tensor | None, device: torch.device = CPU) -> Iterator[None
     """Start torch's generators (the CPU's and the device's) from ``key`` inside; outside they go on as if nothing had been drawn.
     None leaves them alone, and so does a key that belongs to ``vmap``, whose clients share one generator: there the engine
     refuses draws."""
-    if key is None or (isinstance(key, Tensor) and _functorch.is_batchedtensor(key)):
+    if key is None or _is_of_vmap(key):
         yield
         return
     own = torch.default_generator if device.type == "cpu" else backend(device).generator(device)
@@ -74,6 +74,15 @@ def keyed(key: int | Tensor | None, device: torch.device = CPU) -> Iterator[None
     finally:
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
+
+
+def _is_of_vmap(key: int | Tensor) -> bool:
+    """Whether a key belongs to clients that are computed at once, also where a derivative is taken inside ``vmap``."""
+    while isinstance(key, Tensor) and _functorch.is_functorch_wrapped_tensor(key):
+        if _functorch.is_batchedtensor(key):
+            return True
+        key = _functorch.get_unwrapped(key)
+    return False
 
 
 def under_way() -> BatchContext:
@@ -206,6 +215,8 @@ def swap(module: nn.Module) -> nn.Module:
     def walk(parent: nn.Module) -> nn.Module:
         if parent not in replacements:
             replacements[parent] = _replacement(parent) or parent
+            if isinstance(parent, (nn.Embedding, nn.EmbeddingBag)):
+                parent.sparse = False  # the same gradient, in the form that is averaged
             if replacements[parent] is parent:
                 for name, child in parent._modules.items():
                     if child is not None:

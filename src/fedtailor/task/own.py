@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 
+import torch
 from torch import jit, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
@@ -27,9 +28,32 @@ def plain_module(module: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
             )
         if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():  # type: ignore[misc]
             raise InvalidArgument(f"{name} is lazy and has no shape yet; pass one batch through the module first: module(x)")
+    for path, parameter in module.named_parameters():
+        if parameter.is_complex():
+            raise InvalidArgument(f"the parameter {path} is complex; models are real: give its real and imaginary part apart")
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise InvalidArgument(
+                f"the parameter {path} has a hook on its gradient, which clients' copies would not have; put it into forward"
+            )
     if not any(_is_compiled(layer) for layer in module.modules()):
         return module, ()
-    return _as_written(copy.deepcopy(module)), ("The module is trained as it was written, not compiled.",)
+    return _as_written(copied(module)), ("The module is trained as it was written, not compiled.",)
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """Return a copy of a module, or say why there is none."""
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:  # whatever a module holds may refuse to be copied, each in its own way
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        hint = "; use torch.nn.utils.parametrizations" if "nn.utils" in str(error) else "; keep what is no tensor outside of it"
+        raise InvalidArgument(f"the module cannot be copied ({text}){hint}") from error
+
+
+def with_dtype(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Return a module, changed in place, with its real numbers in ``dtype``; ``Module.to`` would cut complex buffers to their
+    real parts."""
+    return module._apply(lambda value: value.to(dtype) if value.is_floating_point() else value)
 
 
 def _is_compiled(layer: nn.Module) -> bool:

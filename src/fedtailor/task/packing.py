@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -36,10 +36,12 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Packing:
-    """Which parts a row has, and in which order; ``named``: they come as a dict, otherwise as a tuple."""
+    """Which parts a row has, and in which order; ``named``: they come as a dict, otherwise as a tuple; ``bare``: the user gave
+    one array, and a run added the network of the row's client."""
 
     parts: tuple[Part, ...]
     named: bool
+    bare: bool = False
 
     @staticmethod
     def of(value: Any, where: str) -> Packing:
@@ -61,6 +63,11 @@ class Packing:
         return self.parts[-1].name == ARCHITECTURE
 
     @property
+    def _seems_bare(self) -> bool:
+        """Whether the parts are those of one array; a dict with the one part x has the same."""
+        return self.mixed and [part.name for part in self.parts[:-1]] == ["x"]
+
+    @property
     def words(self) -> str:
         return ", ".join(part.name for part in self.parts)
 
@@ -69,9 +76,22 @@ class Packing:
         """The shapes of the parts, as a dict or a tuple."""
         return {p.name: p.shape for p in self.parts} if self.named else tuple(p.shape for p in self.parts)
 
+    @property
+    def given(self) -> Any:
+        """The shapes of rows as the user gave them: without the part that a run adds where networks differ."""
+        parts = self.parts[:-1] if self.mixed else self.parts
+        return parts[0].shape if self.bare else Packing(parts, self.named).shapes
+
     @cached_property
     def sizes(self) -> list[int]:
         return [math.prod(part.shape) for part in self.parts]
+
+    def with_architecture(self, x: Any, number: int) -> Any:
+        """Return rows whose last part says that their client has this network, unless they say which."""
+        if not self.mixed or (isinstance(x, Mapping) and ARCHITECTURE in x):
+            return x
+        parts = dict(x) if isinstance(x, Mapping) else {self.parts[0].name: x}
+        return {**parts, ARCHITECTURE: np.full(len(next(iter(parts.values()))), number)}
 
     def pack(self, value: Any, where: str = "x") -> Tensor:
         """Return rows as one tensor [rows, numbers]; what has other parts, shapes or types is refused."""
@@ -118,12 +138,14 @@ class Packing:
         return (lambda x: ((), self.unpack(x))) if self.named else (lambda x: (self.unpack(x), {}))
 
     def to_json(self) -> dict[str, Any]:
-        return {"named": self.named, "parts": [[p.name, list(p.shape), p.type] for p in self.parts]}
+        parts = [[p.name, list(p.shape), p.type] for p in self.parts]
+        return {"named": self.named, "parts": parts, **({} if self.bare == self._seems_bare else {"bare": self.bare})}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Packing:
-        parts = (Part(str(name), tuple(map(int, shape)), str(kind)) for name, shape, kind in data["parts"])
-        return Packing(tuple(parts), bool(data["named"]))
+        parts = tuple(Part(str(name), tuple(map(int, shape)), str(kind)) for name, shape, kind in data["parts"])
+        packing = Packing(parts, bool(data["named"]))
+        return replace(packing, bare=bool(data.get("bare", packing._seems_bare)))
 
 
 def is_packable(x: Any) -> bool:

@@ -9,6 +9,7 @@ from functools import cached_property
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from fedtailor.errors import InvalidArgument
 from fedtailor.tree import BUFFER
@@ -118,13 +119,20 @@ def _names_below(root: nn.Module, path: str) -> list[str]:
 
 def default_groups(root: nn.Module, aliases: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     """Return the groups head (the last layer with weights that is not a norm), norm (all norms) and body (all but the head)."""
-    owners = [(path, m) for path, m in root.named_modules() if any(True for _ in m.parameters(recurse=False))]
+    owners = [(path, m) for path, m in root.named_modules() if _owns_weights(m)]
     layers = [path for path, m in owners if not isinstance(m, NORMS)]
     head = tuple(_names_below(root, layers[-1])) if layers else ()
     norm = tuple(n for path, m in root.named_modules() if isinstance(m, NORMS) for n in _names_below(root, path))
     in_head = {aliases.get(n, n) for n in head}
     body = tuple(n for n in _names_below(root, "") if n not in in_head)
     return {"head": head, "body": body, "norm": norm}
+
+
+def _owns_weights(layer: nn.Module) -> bool:
+    """Whether a layer has weights of its own; those of a parametrization (weight norm) are the layer's that it is in."""
+    if isinstance(layer, ParametrizationList):
+        return False
+    return is_parametrized(layer) or any(True for _ in layer.parameters(recurse=False))
 
 
 def named_groups(root: nn.Module, groups: Mapping[str, Sequence[str | nn.Module]]) -> dict[str, tuple[str, ...]]:

@@ -62,15 +62,28 @@ def auc(scores: NDArray[Any], positive: NDArray[Any], mask: NDArray[Any]) -> Num
 
     It is the mean over the labels of which a client has both kinds of rows; NaN if there is none.
     """
-    from scipy.stats import rankdata
-
     real = mask[:, :, None]
-    ranks = rankdata(np.where(real, scores, np.nan), axis=1, nan_policy="omit")
+    ranks = _ranks(np.where(real, scores, np.nan))
     p, n = (positive & real).sum(1), (~positive & real).sum(1)
     known = (p > 0) & (n > 0)
     above = np.where(positive & real, ranks, 0).sum(1) - p * (p + 1) / 2
     areas = np.where(known, above / np.where(known, p * n, 1), 0)
     return np.where(known.any(1), areas.sum(1) / np.maximum(known.sum(1), 1), np.nan)
+
+
+def _ranks(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Return ranks along the second axis, from 1 on, ties with their mean; NaN has none. (scipy.stats takes long to import.)"""
+    order = np.argsort(values, axis=1, kind="stable")  # NaN comes last
+    ascending = np.take_along_axis(values, order, 1)
+    place = np.arange(1, values.shape[1] + 1)[None, :, None]
+    begins = np.ones(values.shape, bool)  # a group of ties
+    begins[:, 1:] = ascending[:, 1:] != ascending[:, :-1]
+    ends = np.roll(begins, -1, axis=1)  # the first row begins one, and so the last ends one
+    first = np.maximum.accumulate(np.where(begins, place, 0), axis=1)
+    last = np.minimum.accumulate(np.where(ends, place, values.shape[1])[:, ::-1], axis=1)[:, ::-1]
+    out = np.empty(values.shape)
+    np.put_along_axis(out, order, (first + last) / 2, 1)
+    return np.where(np.isnan(values), np.nan, out)
 
 
 def auc_of_labels(logits: Tensor, y: Tensor, real: Tensor) -> Numbers:

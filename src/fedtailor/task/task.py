@@ -9,7 +9,6 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -18,18 +17,16 @@ from fedtailor.errors import InvalidArgument, ModelMismatch
 from fedtailor.task.frozen import Segment, copies, frozen_names, prefix_length
 from fedtailor.task.kinds import CLASSIFICATION, KINDS, Kind, kind_of
 from fedtailor.task.layers import batch_context, keyed
+from fedtailor.task.linear import SMALLEST, Batch, LinearForms, Model, linear_apply, weights_of
 from fedtailor.task.own import draws, in_place_buffers, plain_module, tied
 from fedtailor.task.packing import Call, Packing
 from fedtailor.task.parts import Block, Part, default_groups, named_groups, split_blocks
 from fedtailor.task.question import Question
-from fedtailor.task.rows import Sums, clipped_by_layer, layers_of, shrink
+from fedtailor.task.rows import Sums, clipped_by_layer, layers_of
 from fedtailor.task.scores import Metric
 from fedtailor.tree import BUFFER
 
-Model = dict[str, Tensor]
-Batch = Mapping[str, Tensor]
 Clipped = Callable[[Model, Batch, float, Collection[str]], Sums]
-SMALLEST = 1e-30  # sum of weights by which is divided
 
 
 class Prefix(NamedTuple):
@@ -82,7 +79,7 @@ class Task:
         object.__setattr__(self, "kind", kind_of(self.kind))
         for name in ("gradient", "clipped"):
             form = getattr(getattr(self, name), "__self__", None)
-            if isinstance(form, _Linear) and not form.fits(self):
+            if isinstance(form, LinearForms) and not form.fits(self.apply, self.example_loss):
                 object.__setattr__(self, name, None)
 
     @property
@@ -199,7 +196,7 @@ class Task:
         """Raise ``ModelMismatch`` unless the model takes these rows and its output fits these labels."""
         try:
             with torch.no_grad():
-                logits = self.apply(self.init(), x[:2])
+                logits = self.apply(self.init(), x[:2].clone())  # it may write to what it is given
         except ModelMismatch:
             raise
         except (RuntimeError, ValueError, IndexError, TypeError, KeyError, AttributeError) as error:
@@ -254,12 +251,12 @@ def _from_module(
     all_groups = {**default_groups(module, aliases), **declared_groups}
     head = _owner(all_groups["head"][0].removeprefix(BUFFER)) if all_groups.get("head") else None
     linear = packing is None and not frozen_tensors and (type(module) is nn.Linear or getattr(module, "is_linear_task", False))
-    form = _Linear(kind) if linear else None
-    functions = _Functions(evaluator, trainer, names, draws(module), in_place_buffers(trainer))
+    form = LinearForms(kind) if linear else None
+    functions = _Functions(evaluator, trainer, names, draws(module), in_place_buffers(trainer), bool(aliases))
     if packing is not None:
         functions = functions._replace(call=packing.call_of(module))
     task = Task(
-        apply=_linear_apply if form else functions.apply,
+        apply=linear_apply if form else functions.apply,
         example_loss=kind.example_loss,
         init=lambda: {name: value.clone() for name, value in start.items()},
         features=partial(functions.before, head) if head is not None else None,
@@ -291,18 +288,22 @@ class _Functions(NamedTuple):
     names: Mapping[str, str]  # from our names to torch's
     draws: bool = False  # the module may draw from torch's generator
     in_place: frozenset[str] = frozenset()  # buffers that the module may write to where they are
+    ties: bool = True  # one tensor may stand under several names, which torch then looks for in every call
     call: Call | None = None  # where rows have several parts: how they become arguments
 
     def apply(self, model: Model, x: Tensor) -> Tensor:
         state = {self.names[k]: v for k, v in model.items()}
-        return functional_call(self.evaluator, state, *(((x,),) if self.call is None else self.call(x)))
+        arguments = ((x,),) if self.call is None else self.call(x)
+        return functional_call(self.evaluator, state, *arguments, tie_weights=self.ties)
 
     def forward(self, model: Model, batch: Batch) -> tuple[Tensor, Model]:
         state = {self.names[k]: v.detach().clone() if k in self.in_place else v for k, v in model.items()}
         key, row = batch.get("key"), batch.get("row")
         with batch_context(batch.get("mask"), key, row), keyed(key if self.draws and row is None else None, batch["x"].device):
             arguments = ((batch["x"],),) if self.call is None else self.call(batch["x"])
-            logits = functional_call(self.trainer, state, *arguments)  # a rebound buffer is written back to `state`
+            logits = functional_call(
+                self.trainer, state, *arguments, tie_weights=self.ties
+            )  # a rebound buffer is written back to `state`
         return logits, {k: state[self.names[k]] for k in model if k.startswith(BUFFER)}
 
     def before(self, path: str, model: Model, x: Tensor) -> Tensor:
@@ -371,61 +372,3 @@ def _state(module: nn.Module) -> tuple[Model, dict[str, str]]:
     if not any(p.requires_grad for p in module.parameters()):
         raise InvalidArgument("the module has no parameters to train; give it a layer with weights (requires_grad=True)")
     return start, names
-
-
-def weights_of(batch: Batch) -> Tensor | None:
-    """Return the mask of a batch times the rows' own weights; None where there is neither."""
-    mask, weight = batch.get("mask"), batch.get("weight")
-    if weight is None:
-        return mask
-    return weight if mask is None else weight * mask
-
-
-def _linear_apply(model: Model, x: Tensor) -> Tensor:
-    return F.linear(x.flatten(1), model["weight"], model.get("bias"))
-
-
-@dataclass(frozen=True)
-class _Linear:
-    """The closed forms of a linear model's risk with the loss of ``kind``."""
-
-    kind: Kind
-
-    def fits(self, task: Task) -> bool:
-        """Whether a task still has the model and the loss that the forms were derived for."""
-        return task.apply is _linear_apply and task.example_loss == self.kind.example_loss
-
-    def gradient(self, model: Model, batch: Batch) -> Model:
-        """Return the gradient: weights [.., K, d], rows [.., B, d], with or without a client axis."""
-        x, residual = self._residual(model, batch)
-        mask = weights_of(batch)
-        if mask is None:
-            residual /= x.shape[-2]
-        else:
-            least = SMALLEST if "weight" in batch else 1
-            residual *= (mask / mask.sum(-1, keepdim=True).clamp(min=least)).unsqueeze(-1)
-        out = {"weight": residual.transpose(-1, -2) @ x}
-        if "bias" in model:
-            out["bias"] = residual.sum(-2)
-        return out
-
-    def clipped(self, model: Model, batch: Batch, clip: float, names: Collection[str]) -> Sums:
-        """Return the sum of clipped gradients: a row's is residual x', of squared norm |residual|^2 |x|^2."""
-        x, residual = self._residual(model, batch)
-        reach = x.square().sum(-1) * float("weight" in names) + float("bias" in names)
-        factor = shrink((residual.square().sum(-1) * reach).sqrt(), clip)
-        mask = batch.get("mask")
-        residual *= (factor if mask is None else factor * mask).unsqueeze(-1)
-        sums = {"weight": lambda: residual.transpose(-1, -2) @ x, "bias": lambda: residual.sum(-2)}
-        return {name: sums[name]() for name in names}
-
-    def _residual(self, model: Model, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the flat rows, and the gradients of their losses at the logits."""
-        weight = model["weight"]
-        x = batch["x"].flatten(weight.dim() - 1)
-        if "bias" in model:
-            product = torch.baddbmm if weight.dim() == 3 else torch.addmm
-            logits = product(model["bias"].unsqueeze(-2), x, weight.transpose(-1, -2))
-        else:
-            logits = x @ weight.transpose(-1, -2)
-        return x, self.kind.residual(logits, batch["y"])
