@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 # requirements.lock holds the exact files for this kind of machine; any other gets the versions of constraints.txt
 LOCKED = $(shell $(PYTHON) -c "import platform, sys; print(sys.platform, platform.machine(), *sys.version_info[:2])")
 
-.PHONY: help lock demo test test-gpu check check-all lint docs bench bench-methods bench-advice bench-theory bench-flow bench-perada bench-sites clean
+.PHONY: help lock demo test test-gpu check check-all lint docs bench bench-methods bench-advice bench-theory bench-perada bench-sites bench-million bench-peers bench-cluster clean
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -29,7 +29,7 @@ demo: $(READY)  ## Compare eight methods on scikit-learn's digits and write repo
 	$(BIN)/python -m fedtailor.cli.demo report.html
 
 test: $(READY)  ## Run the fast tests
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 -m "not slow"  # tests start processes: compile once
 
 test-gpu: $(READY)  ## Run the device tests on a real device, if torch sees one (CUDA or MPS; else they are skipped)
 	FEDTAILOR_TEST_DEVICE=auto $(BIN)/python -m pytest tests/engine/test_device.py
@@ -59,17 +59,23 @@ bench-methods: $(READY)  ## Every method on mnist5k, tuned on validation; writes
 bench-advice: $(READY)  ## Advice against the best in hindsight; writes docs/results/advice.md
 	$(BIN)/python -m benchmarks.advice
 
-bench-theory: $(READY)  ## Bounds and estimates against what is measured; writes docs/results/theory.md
-	$(BIN)/python -m benchmarks.bounds
-
-bench-flow: $(READY)  ## Where routing by instance pays, in pieces with ARGS="--minutes 30"; writes docs/results/flow.md
-	$(BIN)/python -m benchmarks.flow $(ARGS)
+bench-theory: $(READY)  ## Estimates of R² and of groups against the truth; writes docs/results/theory.md
+	$(BIN)/python -m benchmarks.heterogeneity
 
 bench-sites: $(READY)  ## Bytes, seconds and memory of a run across sites, beside Flower's own FedAvg; writes docs/results/sites.md
 	$(BIN)/python -m benchmarks.sites
 
-bench-perada: $(READY)  ## PerAda's claims, ablations and privacy, in pieces with ARGS="--minutes 30"; writes docs/results/perada.md
-	$(BIN)/python -m benchmarks.perada $(ARGS)
+bench-million: $(READY)  ## A million clients, kept, killed, resumed and found again; writes docs/results/million.md
+	$(BIN)/python -m benchmarks.million $(ARGS)
+
+bench-peers: $(READY)  ## The same FedAvg here, in bare PyTorch and in Flower's simulation; writes docs/results/peers.md
+	$(BIN)/python -m benchmarks.peers $(ARGS)
+
+bench-cluster: $(READY)  ## The cluster engine beside Flower's simulation, two nodes beside one; writes docs/results/cluster.md
+	$(BIN)/python -m benchmarks.cluster
+
+bench-perada: $(READY)  ## How long a round of PerAda takes beside Ditto's; writes docs/results/perada-speed.md
+	$(BIN)/python -m benchmarks.perada_speed
 
 clean:  ## Remove what the targets made
 	rm -rf .venv runs report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -44,8 +44,19 @@ def test_alone_every_group_has_its_least_squares_fit():
         mine = groups == name
         expected = LinearRegression().fit(x[mine], y[mine]).predict(x)
         np.testing.assert_allclose(local.predict(x, groups=[name] * len(x)), expected, atol=1e-6)
-    mean = np.mean([local.predict(x, groups=[name] * len(x)) for name in local.groups_], 0)
-    np.testing.assert_allclose(local.predict(x), mean)  # nothing is shared: the mean of both
+
+
+def test_where_nothing_is_shared_a_stranger_has_the_model_of_the_client_whose_rows_are_most_like_its_own():
+    x, y, groups = opposed()
+    x = x + np.where(groups == "north", 0.0, 40.0)[:, None]
+    local = ft.FederatedRegressor("local", rounds=1, steps=5).fit(x, y, groups=groups)
+    for name in local.groups_:
+        mine = x[groups == name]
+        np.testing.assert_allclose(
+            local.predict(mine, groups=["new"] * len(mine)), local.predict(mine, groups=[name] * len(mine))
+        )
+    both = local.predict(x, groups=np.where(groups == "north", "new", "newer"))
+    np.testing.assert_allclose(both, local.predict(x, groups=groups))
 
 
 def test_without_groups_all_rows_are_one_client_and_fedavg_is_least_squares():

@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # the methods, which are found by looking, are Any to a type 
     from fedtailor.local.schedule import Cosine, Exponential, Harmonic, Lambda, Milestones, Schedule
     from fedtailor.models.mixed import Mixed
     from fedtailor.runs.history import Run
+    from fedtailor.runs.sharded import save_shards
     from fedtailor.task import Task
 
 _HOMES = {
@@ -43,6 +44,7 @@ _HOMES = {
     "fedtailor.local.schedule": ("Cosine", "Exponential", "Harmonic", "Lambda", "Milestones", "Schedule"),
     "fedtailor.models.mixed": ("Mixed",),
     "fedtailor.runs.history": ("Run",),
+    "fedtailor.runs.sharded": ("save_shards",),
     "fedtailor.task": ("Task",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

@@ -8,20 +8,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import tomli_w
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from fedtailor.engine.options import LARGEST, AdviceOptions, Checked, Options, PretrainOptions, SweepOptions, TaskName, shown
+from fedtailor.engine.checked import Checked, shown
+from fedtailor.engine.options import LARGEST, AdviceOptions, Options, PretrainOptions, SweepOptions, TaskName
+from fedtailor.engine.repeats import SPLITS, splits_of
 from fedtailor.errors import CannotWrite, FedtailorError, InvalidArgument, nearest
 
 if TYPE_CHECKING:
     from fedtailor.algorithms.base import Algorithm
     from fedtailor.data.federation import Federation
+    from fedtailor.data.sources import Source
     from fedtailor.engine.prepare import Prepared
 
 BOOKKEEPING = ("format", "version", "command", "data_sha256")  # written to config.toml, no flags
 TABLE_FLAGS = (  # for tables and folders only
     *("client", "label", "features", "drop", "split", "standardize", "missing"),
-    *("na", "keep_na", "merge_clients", "merge_labels", "columns"),
+    *("na", "keep_na", "merge_clients", "merge_labels", "columns", "row_weights"),
 )
 DEFAULT_METHODS = ("local", "fedavg", "fedavgft", "fedprox", "fedprox-personal", "fedclup", "pfedme", "ditto")
 Part = TypeVar("Part", bound=Checked)
@@ -49,6 +52,9 @@ class DataSettings(Checked):
     columns: str | None = Field(
         None,
         description="How each column is read: a TOML file that data describe --save-columns wrote; nothing is learnt from rows.",
+    )
+    row_weights: str | None = Field(
+        None, description="A column of numbers: how much each training row counts in the loss (2 is the row twice)."
     )
     clients: int | None = Field(None, ge=1, description="How many clients a pooled data set is dealt to.")
     partition: str | None = Field(None, description="How: iid, dirichlet:0.3, classes:2, quantity:0.5, natural, domain.")
@@ -86,14 +92,19 @@ class DataSettings(Checked):
         if is_spec(self.data):
             return self._own(options)
         try:
-            if self.task is not None and "task" in origin_of(self.data).options:
+            origin = origin_of(self.data)
+            if self.task is not None and "task" in origin.options:
                 options["task"] = self.task
-            federation = load(self.data, **{**options, **self.with_})
+            federation = load(self.data, **{**options, **self._reading(origin.read), **self.with_})
             return federation if self.task is None else federation.as_task(self.task)
         except CannotWrite:
             raise
         except OSError as error:
             raise InvalidArgument(f"{shown(self.data)} cannot be read ({error.strerror}); check the path") from error
+
+    def _reading(self, source: Source) -> dict[str, Any]:
+        """How rows are read where nobody says so: on a cluster, every node reads the shards of its clients."""
+        return {}
 
     def _own(self, options: dict[str, Any]) -> Federation:
         """The federation that a function of the user's own makes; of what else it returns, ``from_datasets`` makes one."""
@@ -229,6 +240,11 @@ class RunSettings(Settings):
 
         return self.private(make(self.method, self.set_))
 
+    def _reading(self, source: Source) -> dict[str, Any]:
+        from fedtailor.data.readers.shards import from_shards
+
+        return {"read": False} if self.engine == "ray" and source is from_shards else {}
+
     def prepared(self) -> Prepared:
         """Everything the run needs, made from these settings alone: the same in any process that can read the data."""
         from fedtailor.engine.prepare import prepare
@@ -242,17 +258,25 @@ class CompareSettings(Settings):
         default_factory=dict, alias="set", description="Settings, for all that have them as lr=0.1, for one as fedclup.lam=0.5."
     )
     seeds: int = Field(1, ge=1, description="How many seeds of training.")
-    splits: int = Field(
+    splits: str | int = Field(
         1,
-        ge=1,
-        le=1000,
-        description="Split every client's rows so many times: mean and chance over which rows test (10 is good).",
+        description="Split every client's rows so many times (10 is good): mean and chance over which rows test. "
+        "As 5-fold, every row tests once.",
     )
     yardsticks: list[str] = Field(
         ["majority", "pooled"], description="What scores are held against: boosting adds scikit-learn's; none leaves all out."
     )
     tune: bool = Field(False, description="Choose step size and penalty on validation, from a small grid per method.")
     grid: dict[str, list[float]] | None = Field(None, description="The grid to tune over, as lr=0.1,0.3.")
+
+    @field_validator("splits")
+    @classmethod
+    def _count_or_folds(cls, value: Any) -> Any:
+        try:
+            count, folds = splits_of(value)
+        except InvalidArgument:
+            raise ValueError(SPLITS) from None
+        return f"{count}-fold" if folds else count
 
     def algorithms(self) -> dict[str, Algorithm]:
         """The methods by label. A setting for all goes to the methods that have it; one that none has is refused."""

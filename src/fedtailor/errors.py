@@ -60,6 +60,10 @@ class BadRun(FedtailorError, ValueError):
     """A run directory cannot be used: damaged, of a newer version, or of another run."""
 
 
+class DamagedRun(BadRun):
+    """A file of a run directory is missing, or is not what was written."""
+
+
 class WorkerDied(FedtailorError, RuntimeError):
     """A worker process ended without a result (most often: killed for lack of memory)."""
 

@@ -27,6 +27,7 @@ from fedtailor.data.federation import Federation
 from fedtailor.engine.run import run
 from fedtailor.engine.setup import DTYPES, build_task
 from fedtailor.errors import InvalidArgument
+from fedtailor.runs.nearest import nearest
 from fedtailor.task import Task
 from fedtailor.theory.constants import constants
 
@@ -51,17 +52,18 @@ class Trained:
     shared: Any
     personal: dict[str, Any]
     newcomer: Any  # what a client that was not there predicts with
+    middles: Mapping[str, Any]  # of the clients' scaled rows
     mean: Floats
     scale: Floats
     like: Federation  # two rows that tell shape and kind
 
     def logits(self, client: str | None, rows: Floats) -> torch.Tensor:
-        """Return the outputs of a client's model on scaled rows; None is the shared model, where there is one, else the mean."""
+        """Return the outputs of a client's model on rows; None is the shared model or, where there is none, that of the client
+        whose rows are most like these."""
         assert self.task is not None
         x = torch.tensor((rows - self.mean) / self.scale, dtype=DTYPES[DTYPE])
         if client is None and not (tree.leaves(self.shared) or RECEIVED in self.newcomer):
-            mean = torch.stack([self.task.kind.soft(self.logits(name, rows)) for name in self.personal]).mean(0)
-            return mean if self.task.kind.least_squares else mean.log()
+            client = nearest(self.middles, list(self.personal), x)
         own = self.newcomer if client is None else self.personal[client]
         with torch.no_grad():
             return self.algorithm.predict(self.task, *opened(self.shared, own), x)
@@ -124,12 +126,12 @@ class _Federated(BaseEstimator):
         self.run_ = run(algorithm, federation, self.model, evaluate_every=0, workers=1, **options)
         trees = {name: self.run_.personal[name] for name in federation.names}
         newcomer = self.run_.engine.newborn(self.run_.sent) if tree.leaves(self.run_.sent.newcomer) else {}
+        middles = {"means": [x.mean(0) for x, _ in pairs], "spread": np.ones(X.shape[1])}  # all rows together have deviation 1
         tiny = self.run_.federation.take([0])
         few = [(tiny.train.x[:2], tiny.train.y[:2])]
         like = Federation.from_arrays(few, few, task=kind, classes=classes)
-        self._trained = Trained(
-            self.run_.algorithm, self.run_.task, self.model, self.run_.shared, trees, newcomer, mean, scale, like
-        )
+        how = (self.run_.algorithm, self.run_.task, self.model)
+        self._trained = Trained(*how, self.run_.shared, trees, newcomer, middles, mean, scale, like)
 
     def _algorithm(self, federation: Federation) -> Algorithm:
         """Return the method with its settings; unless it is given, the step size of a linear model is 1 / (smoothness + lam)."""
@@ -180,7 +182,8 @@ class _Federated(BaseEstimator):
         return np.delete(rows, self.group_column, axis=1), rows[:, self.group_column]
 
     def _outputs(self, X: Any, groups: Any) -> torch.Tensor:
-        """Return the outputs of every row by its client's model, or by the shared one where the client is not known."""
+        """Return the outputs of every row by its client's model; of a client that is not known by the shared one, or the
+        nearest client's where the method has none (the rule of ``fedtailor predict``)."""
         check_is_fitted(self)
         rows, names = self._rows(X, groups)
         if names is None:
@@ -203,8 +206,9 @@ class FederatedClassifier(ClassifierMixin, _Federated):
     """A classifier that learns across clients and gives each a model of its own.
 
     ``method`` is a method's name or an ``Algorithm``; ``lr``, ``lam`` and ``settings`` are its settings (a linear model's step
-    size is found from the data). Features are standardised by all training rows. After ``fit``: ``run_`` (the run itself; it
-    is not pickled), ``classes_``, ``groups_``.
+    size is found from the data). Features are standardised by all training rows. A group that was not there is predicted by the
+    shared model or, of a method that has none, by that of the client whose mean row is nearest to the group's (its rows count
+    together). After ``fit``: ``run_`` (the run itself; it is not pickled), ``classes_``, ``groups_``.
     """
 
     _kind = "classification"

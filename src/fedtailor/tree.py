@@ -22,7 +22,7 @@ BUFFER = "buffer:"
 def map(fn: Callable[..., Any], *trees: Any) -> Any:
     """Apply ``fn`` leaf by leaf. All trees must have the same keys."""
     first = trees[0]
-    if not isinstance(first, Mapping):
+    if isinstance(first, Tensor) or not isinstance(first, Mapping):  # the first question is the quick one
         return fn(*trees)
     for other in trees[1:]:
         if not isinstance(other, Mapping) or other.keys() != first.keys():

@@ -50,7 +50,7 @@ def test_there_is_a_card_for_every_registered_method(deck):
 
 def test_stateless_methods_are_those_whose_clients_keep_nothing(deck):
     forgetful = {"FedAvg", "FedAvgFT", "FedProx", "FedDF", "FedAvgM", "FedAdam", "FedYogi", "PerFedAvg", "KNNPer", "HypCluster"}
-    forgetful |= {"Flow", "GIANT"}
+    forgetful |= {"Flow", "FlowGate", "GIANT"}
     forgetful |= {"FedPAC", "PFedHN"}  # the server keeps a head, or an embedding, of each
     assert {name for name, c in deck.items() if not c.stateful} == forgetful
     assert all((c.kept.bytes, c.kept.parameters, c.kept.branches) == (0, 0, ()) for c in deck.values() if not c.stateful)
@@ -165,6 +165,7 @@ def test_what_methods_need(deck):
     bare = {"ScaffoldP", "APFL", "PerFedAvg", "AL2SGD", "HypCluster", "FedCLUPDynamic", "KNNPer"}
     # and numbers of rows per class, means of features, losses of others' models, Newton directions
     bare |= {"FedROD", "FedProto", "FedPAC", "FedFomo", "GIANT"}
+    bare |= {"FlowGate"}  # and a gate that is fitted to validation rows
     assert {name for name, c in deck.items() if not c.private} == bare
     apart = {name: c.not_at_sites for name, c in deck.items() if c.not_at_sites is not None}
     assert set(apart) == {"AL2SGD", "L2GD"}
@@ -179,7 +180,7 @@ def test_the_roll_call_does_not_hide_what_scaffold_p_trains(deck):
 
 def test_who_does_something_at_the_end(deck):
     trains = {name for name, c in deck.items() if c.trained_at_end}
-    assert trains == {"FedAvgFT", "FedProxPersonal", "FedBABU", "PerFedAvg", "Flow"}
+    assert trains == {"FedAvgFT", "FedProxPersonal", "FedBABU", "PerFedAvg", "Flow", "FlowGate"}
     assert {name for name, c in deck.items() if c.trains_at_end} == trains | {"KNNPer", "HypCluster"}
     assert not card(ft.FedProxPersonal(final_steps=0)).trains_at_end
     assert card(ft.FedBABU(finetune_steps=0)).trained_at_end == 0
@@ -275,6 +276,22 @@ def test_models_and_data_are_listed(runner):
         assert result.exit_code == 0
         assert all(row["name"] in result.stdout for row in names)
         assert max(map(len, result.stdout.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("kind", ["algorithms", "models", "data"])
+def test_the_table_of_a_list_cuts_nothing(runner, kind):
+    shown, rows = (runner.invoke(cli.app, ["list", kind, *more], catch_exceptions=False).stdout for more in ((), ("--json",)))
+    rows = json.loads(rows)
+    assert "…" not in shown
+    lines = shown.splitlines()
+    rule = next(i for i, line in enumerate(lines) if set(line.strip()) == {"─"})
+    assert "newcomers" in shown or kind != "algorithms"  # no word of a heading is broken
+    assert [row.get("name") or row["method"] for row in rows] == [
+        line.split()[0] for line in lines[rule + 1 :] if line[1:2].strip()
+    ]
+    words = set(shown.split())
+    texts = [value for row in rows for key, value in row.items() if isinstance(value, str) and key != "not_at_sites"]  # a reason
+    assert all(set(text.split()) <= words for text in texts)
 
 
 def test_help_is_quick_and_does_not_import_torch():

@@ -85,8 +85,7 @@ def test_a_target_that_is_passed_and_not_kept_is_not_reached():
 def test_the_verdict_is_of_the_best_end_against_training_alone_and_stands_on_the_page(tmp_path):
     fed = ft.Federation.load("digits", clients=6, partition="dirichlet:0.3")
     swept = ft.sweep(fed, rounds=4, lams=2, dynamic=False)
-    best = max(swept.path, key=lambda c: c.end.val_score)
-    assert swept.verdict.method == f"FedCLUP lam={best.lam:.3g}"
+    assert swept.verdict.method == f"FedCLUP lam={swept.best:.3g}"
     assert swept.verdict.rows == "validation"
     assert swept.json()["verdict"]["sentence"] == swept.verdict.sentence
     assert swept.verdict.sentence in swept.text

@@ -162,26 +162,26 @@ def as_fedclup(lam: float) -> dict[str, Any]:
 
 TABLE = (
     *(
-        FixedPoint(ft.FedCLUP(lam=lam, steps="theory"), "Problem (2)", pulled(lam), 120, {"engine": engine})
+        FixedPoint(ft.FedCLUP(lam=lam, steps="theory"), "Problem (2)", pulled(lam), 80, {"engine": engine})
         for lam in PULLS
         for engine in ("loop", "vectorized")
     ),
     *(
-        FixedPoint(ft.FedCLUP(lam=0.5, steps="theory"), "Problem (2)", weighed(weights), 400, {"weights": weights})
+        FixedPoint(ft.FedCLUP(lam=0.5, steps="theory"), "Problem (2)", weighed(weights), 80, {"weights": weights})
         for weights in ("uniform", "size")
     ),
-    *(FixedPoint(ft.PFedMe(**as_fedclup(lam)), "Problem (2)", pulled(lam), 120) for lam in PULLS[1:]),
-    FixedPoint(ft.FedProxPersonal(lam=0.5, lr=1 / 8.5, server_lr=1.0, steps=30), "Problem (2)", pulled(0.5), 150),
+    *(FixedPoint(ft.PFedMe(**as_fedclup(lam)), "Problem (2)", pulled(lam), 80) for lam in PULLS[1:]),
+    FixedPoint(ft.FedProxPersonal(lam=0.5, lr=1 / 8.5, server_lr=1.0, steps=30), "Problem (2)", pulled(0.5), 75),
     FixedPoint(ft.Local(lr=0.1, steps=40), "the client's own minimiser", own_minimisers, 20),
     # one step a round makes FedAvg gradient descent on the pooled risk: no drift
     FixedPoint(
-        ft.Ditto(lam=0.5, lr=0.1, steps=1, personal_steps=10), "the pooled minimiser and its prox", pooled_and_pulled, 600
+        ft.Ditto(lam=0.5, lr=0.1, steps=1, personal_steps=10), "the pooled minimiser and its prox", pooled_and_pulled, 150
     ),
     *(
-        FixedPoint(method, "the pooled minimiser", drifting, 1500, {"cohort": cohort})
-        for method in (ft.Scaffold(lr=0.05, steps=6), ft.FedDyn(lr=0.05, steps=6, alpha=0.5))
+        FixedPoint(method, "the pooled minimiser", drifting, rounds, {"cohort": cohort})
+        for method, rounds in ((ft.Scaffold(lr=0.05, steps=6), 200), (ft.FedDyn(lr=0.05, steps=6, alpha=0.5), 600))
         for cohort in (1.0, 0.5)
     ),
-    FixedPoint(ft.L2GD(lam=0.5, lr=Falling(), p=0.3), "Problem (2)", mild, 3000, tolerance=0.03),
+    FixedPoint(ft.L2GD(lam=0.5, lr=Falling(), p=0.3), "Problem (2)", mild, 1500, tolerance=0.03),
     FixedPoint(ft.AL2SGD(lam=100.0, mu=1.0, smoothness=1000.0), "Problem (2)", ill_conditioned, 6000, tolerance=1e-5, slow=True),
 )

@@ -31,7 +31,7 @@ SRC, HERE = Path(ft.__file__).parents[1], Path(__file__).parents[1]
 PUBLIC = """
 Adam Advice Algorithm Comparison Cosine Exponential FederatedClassifier FederatedRegressor Federation Harmonic Lambda Limit
 Milestones Mixed Optimizer Private Round Run SGD Schedule Sweep Task TorchOptimizer Work advise check_algorithm check_model
-compare data descend errors models onboard param prox run scan sweep tree
+compare data descend errors models onboard param prox run save_shards scan sweep tree
 """
 # one model for all that forgets: its predictions are those of FedAvg with half the weights, so that the two cannot be confused
 SOURCE = '''

@@ -31,7 +31,7 @@ def test_the_table_has_the_row_and_the_code_is_1():
     assert rows[2][0] == "FedAvg"
     assert set(rows[2][1:]) == {"-"}
     assert f"FedAvg failed: {REASON}\n" in result.stdout
-    assert "Best on validation: " in result.stdout
+    assert "Best on validation, none of them tuned: " in result.stdout
     assert f"failed: {REASON}" in Path("a/report.html").read_text()
 
 

@@ -123,19 +123,41 @@ def test_a_new_client_is_predicted_by_another_method_where_the_best_has_no_share
     np.testing.assert_array_equal(rows["probability ill"][strangers], shared["probability ill"][strangers])
 
 
-def test_where_there_is_no_shared_model_at_all_a_new_client_has_the_mean_of_the_clients_predictions():
+def far_apart(scale=1.0):
+    """Three hospitals whose patients differ in x by far more than within one, and whose rules are opposite."""
+    draw = np.random.default_rng(0)
+    x = np.concatenate([draw.normal(10.0 * i, 1.0, 30) for i in range(3)])
+    side = np.concatenate([draw.normal(size=30) for _ in range(3)])
+    y = np.where(side * np.repeat([1, -1, 1], 30) > 0, "ill", "well")
+    return pd.DataFrame({"who": np.repeat(["low", "middle", "high"], 30), "x": scale * x, "side": side, "y": y})
+
+
+@pytest.mark.parametrize("more", [(), ("--standardize", "client"), ("--standardize", "none")], ids=str)
+def test_where_there_is_no_shared_model_at_all_a_new_client_has_the_nearest_clients_model(more):
+    far_apart().to_csv("t.csv", index=False)
+    done("run", "local", "t.csv", *COLUMNS, "--rounds", "3", "--lr", "0.01", "--out", "alone", *more)
+    new = pd.DataFrame({"who": ["a", "b", "a"], "x": [11.5, 19.0, 8.5], "side": [1.0, 1.0, -1.0], "y": "ill"})
+    new.to_csv("new.csv", index=False)
+    result = done("predict", "alone", "new.csv", "--json")
+    assert "Local has no shared one, so the model of the client whose rows are most like theirs predicts" in result.stderr
+    rows = pd.DataFrame(json.loads(result.stdout))
+    assert list(rows["model used"]) == ["middle (nearest client)", "high (nearest client)", "middle (nearest client)"]
+    middle = pd.DataFrame(answer("predict", "alone", "new.csv", "--client", "middle"))
+    np.testing.assert_array_equal(rows["probability ill"][[0, 2]], middle["probability ill"][[0, 2]])
+    assert "no client 'new'" in refusal("predict", "alone", "new.csv", "--client", "new")
+
+
+def test_a_run_that_does_not_know_its_clients_rows_gives_the_mean_of_their_predictions(monkeypatch):
+    monkeypatch.setattr("fedtailor.runs.models._middles", lambda *_: {})  # as an earlier version, or a private run
     coded().to_csv("t.csv", index=False)
     done("run", "local", "t.csv", *COLUMNS, "--rounds", "3", "--out", "alone")
     coded().replace({"who": {"7": "new"}}).to_csv("new.csv", index=False)
-    result = done("predict", "alone", "new.csv", "--json")
-    assert "Local has no shared one, so the mean of the 3 clients' predictions stands for it" in result.stderr
-    rows = pd.DataFrame(json.loads(result.stdout))
+    rows = pd.DataFrame(answer("predict", "alone", "new.csv"))
     strangers = (rows["who"] == "new").to_numpy()
     assert set(rows["model used"]) == {"0101", "101", "mean of 3 clients"}
     each = [pd.DataFrame(answer("predict", "alone", "new.csv", "--client", name)) for name in ("0101", "101", "7")]
     mean = np.mean([own["probability ill"][strangers] for own in each], 0)
     np.testing.assert_allclose(rows["probability ill"][strangers], mean, atol=1e-6)
-    assert "no client 'new'" in refusal("predict", "alone", "new.csv", "--client", "new")
 
 
 @pytest.mark.parametrize("more", [(), ("--new-clients", "0.3"), ("--standardize", "client", "--data-seed", "5")], ids=str)

@@ -103,6 +103,12 @@ def test_frozen_first_layers_see_the_changed_rows():
     torch.testing.assert_close(stacked.shared["model"]["2.weight"], loop.shared["model"]["2.weight"])
 
 
+def test_draws_of_its_own_that_only_long_batches_see_are_refused():
+    """Before: four rows were tried, and a draw for five or more was met in training alone."""
+    with pytest.raises(InvalidArgument, match="draws from a global generator"):
+        ft.run(ft.FedAvg(), DATA, augment=lambda x, draw: x + (np.random.rand() if len(x) > 4 else 0), rounds=1, batch_size=5)
+
+
 def test_parts_are_changed_as_parts():
     def blinded(x, draw):
         return {**x, "table": torch.where(draw.chance(1.0, x["table"]), 0 * x["table"], x["table"])}

@@ -67,12 +67,31 @@ def test_copies_of_a_column_are_found():
     ]
 
 
-def test_a_number_of_its_own_in_every_row_is_pointed_out():
-    frame = table()
-    frame["patient"] = np.random.default_rng(0).permutation(len(frame)) + 10_000
-    made = Federation.from_table(frame, client="who", label="y")
-    assert any("'patient'" in note and "another whole number in every row" in note for note in made.notes)
-    assert not any("'k'" in note and "whole number" in note for note in made.notes)
+def keys(column, frame: pd.DataFrame) -> list[str]:
+    """What is said of the whole numbers of a column that is added to a table."""
+    made = Federation.from_table(frame.assign(patient=column), client="who", label="y")
+    assert not any("'k'" in note and "whole numbers" in note for note in made.notes)
+    return [note for note in made.notes if "Column 'patient'" in note]
+
+
+def test_numbers_that_name_rows_or_people_are_pointed_out_with_their_count():
+    frame, draw = table(), np.random.default_rng(0)
+    numbered = draw.permutation(600) + 10_000
+    assert "holds 600 different whole numbers in 600 rows; if it only names" in keys(numbered, frame)[0]
+    twice = draw.permutation(np.concatenate([np.arange(400), np.arange(200)])) + 10_000  # some people came twice
+    assert "holds 400 different whole numbers in 600 rows" in keys(twice, frame)[0]
+    sparse = draw.choice(10**8, 600, replace=False)
+    sparse[:20] = sparse[20:40]
+    assert "holds 580 different whole numbers in 600 rows" in keys(sparse, frame)[0]
+    unknown = sparse.astype(float)
+    unknown[40:50] = np.nan  # of which nobody had another's
+    assert "holds 570 different" in keys(unknown, frame)[0]
+
+
+def test_measurements_in_whole_numbers_are_left_alone():
+    frame, draw = table(), np.random.default_rng(0)
+    for measured in (draw.normal(250, 50, 600).round(), draw.integers(0, 3_000, 600), draw.normal(size=600)):
+        assert keys(measured, frame) == []
 
 
 def test_clients_that_are_tiny_or_have_one_class_are_named():
@@ -83,7 +102,7 @@ def test_clients_that_are_tiny_or_have_one_class_are_named():
     (tiny,), (single,) = of("tiny client", frame), of("one class", frame)
     assert "'hamlet' (3)" in tiny.sentence
     assert tiny.evidence == 1
-    assert "'clinic'" in single.sentence
+    assert single.sentence == "1 client has one class only in the training rows: 'clinic'."
 
 
 def test_a_rare_class_is_pointed_out_with_what_guessing_gives():
@@ -93,6 +112,14 @@ def test_a_rare_class_is_pointed_out_with_what_guessing_gives():
     assert "'ill' is 1.3 %" in found_rare.sentence
     assert "98.7 %" in found_rare.sentence
     assert "AUC" in found_rare.sentence
+
+
+def test_of_many_classes_none_of_which_prevails_accuracy_is_not_said_to_be_high():
+    frame = table(900)
+    frame["y"] = np.where(np.arange(900) % 50 == 0, "rare", np.where(np.arange(900) % 2, "one", "other"))
+    (found_rare,) = of("imbalance", frame)
+    assert "'rare' is 2.0 %" in found_rare.sentence
+    assert "accuracy hardly shows whether it is found" in found_rare.sentence
 
 
 def test_outliers_are_found_in_their_units():
@@ -120,6 +147,20 @@ def test_a_column_that_differs_between_clients_is_found_with_its_means():
     assert shift.evidence > 0.9
     assert "at 'site 2'" in shift.sentence
     assert "44" in shift.sentence
+
+
+@pytest.mark.parametrize("standardize", ["pooled", "client"])
+def test_a_client_with_one_number_in_all_rows_or_none_is_named(standardize):
+    frame = table()
+    frame["chol"] = np.where(frame["who"] == "site 1", 0.0, np.random.default_rng(1).normal(250, 40, len(frame)).round())
+    frame["thal"] = np.where(frame["who"] == "site 2", np.nan, np.random.default_rng(2).normal(5, 1, len(frame)))
+    (single,) = of("one value", frame, standardize=standardize)
+    assert single.column == "chol"
+    assert "'chol' is one and the same in all training rows of 'site 1' (0)" in single.sentence
+    (absent,) = of("absent", frame, standardize=standardize)
+    assert absent.sentence == "'thal' is missing in nearly all training rows of 'site 2' (100 %)."
+    (shift,) = (finding for finding in of("shift", frame, standardize=standardize) if finding.column == "chol")
+    assert "its mean is 0 at 'site 1'" in shift.sentence
 
 
 def test_findings_stand_in_the_terminal_and_on_the_page():

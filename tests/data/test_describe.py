@@ -151,3 +151,16 @@ def test_many_labels_are_counted_one_by_one():
     assert about["skew"] is None
     assert d.terminal(about).plain
     assert "Positive labels" in d.html(about)
+
+
+@pytest.mark.parametrize(
+    ("most", "numbers"),
+    [(1, [0, 1]), (3, [0, 1, 2, 3]), (9, [0, 2, 4, 6, 8]), (242, [0, 50, 100, 150, 200]), (600, [0, 200, 400, 600])],
+)
+def test_an_axis_counts_in_round_numbers(most, numbers):
+    assert d.round_numbers(most) == numbers
+
+
+def test_an_axis_has_few_numbers_of_any_size():
+    for most in (*range(1, 2000), 10**6 + 1, 123_456_789):
+        assert 2 <= len(d.round_numbers(most)) <= 6

@@ -11,6 +11,7 @@ import os
 import pickle
 import re
 import struct
+import subprocess
 import sys
 from pathlib import Path
 
@@ -523,18 +524,13 @@ def test_npy_pairs_are_dealt_or_kept_by_client(tmp_path):
         ft.Federation.load(f"npy:{tmp_path}", partition="natural")
 
 
-def test_corrupted_images_are_read_by_severity_and_turned(tmp_path):
-    x = np.repeat(np.arange(1, 6), 4)[:, None, None, None] * np.ones((20, 32, 32, 3))
-    np.save(tmp_path / "fog.npy", x.astype(np.uint8))
-    np.save(tmp_path / "labels.npy", np.tile([0, 1, 2, 3], 5))
-    rows, labels = files.read_corrupted(tmp_path, "fog", 3)
-    assert rows.shape == (4, 3, 32, 32)
-    assert (rows == 3).all()
+def test_images_with_channels_last_are_turned(tmp_path):
+    x = np.arange(4 * 32 * 32 * 3).reshape(4, 32, 32, 3)
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", np.arange(4))
+    rows, labels = files.read_pair(tmp_path / "x.npy", tmp_path / "y.npy")
+    assert (rows == np.stack([x[..., 0], x[..., 1], x[..., 2]], 1)).all()
     assert labels.tolist() == [0, 1, 2, 3]
-    with refused(InvalidArgument, "no corruption 'snow'", "fog"):
-        files.read_corrupted(tmp_path, "snow", 1)
-    with refused(InvalidArgument, "1, 2, 3, 4 or 5, not 6"):
-        files.read_corrupted(tmp_path, "fog", 6)
 
 
 class Trap:
@@ -626,3 +622,22 @@ def test_shakespeare_has_1338_roles():
     texts = files.shakespeare(shared("shakespeare"))
     assert len(texts) == 1338
     assert "So shaken as we are" in texts["1henryiv_KING_HENRY_IV"]
+
+
+def test_the_digits_are_scikit_learns_read_without_importing_it():
+    from sklearn.datasets import load_digits
+
+    from fedtailor.data.readers import images
+
+    x, y = load_digits(return_X_y=True)
+    pool = images.digits()
+    np.testing.assert_array_equal(pool.x, (x / 16).astype(np.float32))
+    np.testing.assert_array_equal(pool.y, y)
+
+
+def test_a_small_run_imports_no_large_package_but_torch():
+    line = (
+        "import sys, fedtailor as ft; ft.run(ft.FedAvg(epochs=1), ft.Federation.load('digits', clients=3), 'mlp', rounds=1); "
+        "assert not {'sklearn', 'pandas', 'sympy', 'torch._dynamo'} & set(sys.modules), 'imported'"
+    )
+    subprocess.run([sys.executable, "-c", line], check=True, timeout=120)

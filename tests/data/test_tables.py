@@ -504,7 +504,7 @@ def test_a_client_without_test_rows_is_refused_by_name_or_left_out():
         ({"label": "zzz"}, ["label column 'zzz'", "the columns are 'who', 'y', 'part', 'x'"]),
         ({"client": "y"}, ["both the client and the label"]),
         ({"split": "parts"}, ["split column 'parts'", "did you mean 'part'"]),
-        ({"split": "y"}, ["split column 'y'"]),
+        ({"split": "y"}, ["'y' is named as label and split"]),
         ({"features": ["z"]}, ["feature column 'z'"]),
         ({"features": ["y"]}, ["'y' is the label"]),
         ({"features": "x"}, ["list of column names"]),
@@ -933,3 +933,17 @@ def test_files_by_part_must_be_so_for_all(tmp_path):
     with refused(errors.InvalidArgument, "split='x'"):
         Federation.from_folder(tmp_path, label="y", split="x")
     assert len(Federation.from_folder(tmp_path, label="y").test.y) == 20
+
+
+@pytest.mark.parametrize("count", [99_999, 100_000, 100_001])
+@pytest.mark.parametrize("law", ["smooth", "tied", "lopsided", "sorted"])
+def test_the_median_of_many_values_is_numpys(count, law):
+    draw = np.random.default_rng(count)
+    values = draw.normal(size=count)
+    values = {
+        "smooth": values,
+        "tied": np.round(values),
+        "lopsided": np.where(np.arange(count) % (count // 4096) == 0, 100.0, values),  # the sample is of other rows than the rest
+        "sorted": np.sort(values),
+    }[law]
+    assert median(values) == np.median(values)

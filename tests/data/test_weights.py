@@ -83,9 +83,9 @@ def test_weights_that_cannot_be_are_refused(weights, says):
 def test_what_is_not_derived_for_weights_is_refused():
     with pytest.raises(InvalidArgument, match="rows with weights cannot be private"):
         ft.run(ft.FedAvg(opt=ft.Private()), WEIGHTED, rounds=1)
-    with pytest.raises(InvalidArgument, match="count alike"):
+    with pytest.raises(InvalidArgument, match="for rows that count alike"):
         ft.run(ft.FedCLUP(lam=0.1, steps="theory"), WEIGHTED, rounds=1)
-    with pytest.raises(InvalidArgument, match="count alike"):
+    with pytest.raises(InvalidArgument, match="count all rows alike"):
         ft.advise(WEIGHTED)
     with pytest.raises(InvalidArgument, match="other splits would train on test rows"):
         redealt(WEIGHTED, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -60,6 +62,14 @@ def test_lazy_layers_and_compiled_modules_are_named():
     assert "layer 0 is lazy" in lazy.words
     (compiled,) = ft.check_model(torch.compile(seeded(normed), backend="eager"))
     assert (compiled.promise, compiled.refused, compiled.loop_only) == ("compiled", False, False)
+
+
+def test_what_has_no_copy_is_a_finding():
+    module = seeded(Small)
+    module.lock = threading.Lock()
+    (found,) = ft.check_model(module)
+    assert (found.promise, found.refused) == ("form", True)
+    assert "cannot be copied" in found.words
 
 
 def test_rows_that_do_not_fit_are_refused_in_words():

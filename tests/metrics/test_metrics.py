@@ -10,9 +10,11 @@ from sklearn.metrics import mean_squared_error, roc_auc_score
 import fedtailor as ft
 from fedtailor import tree
 from fedtailor.data.split import Split
+from fedtailor.engine.prepare import prepare
 from fedtailor.metrics.client import measure
 from fedtailor.metrics.spread import summarize, worst_decile
 from fedtailor.task.scores import auc
+from tests import make
 
 
 def ragged(kind, outputs, seed=0, sizes=(7, 20, 1, 33)):
@@ -224,3 +226,17 @@ def test_a_split_knows_its_clients():
     split = Split(torch.arange(6.0).view(6, 1), torch.arange(6), np.array([0, 2, 3, 6]))
     assert [split.client(i)[1].tolist() for i in range(3)] == [[0, 1], [2], [3, 4, 5]]
     assert split.take(np.array([2, 0])).y.tolist() == [3, 4, 5, 0, 1]
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_where_nobody_has_a_model_of_its_own_nothing_is_measured_twice_and_all_is_the_same(kind):
+    fed = make.federation([9, 8, 9], kind=kind)
+    task = prepare(ft.FedAvg(), fed, "linear").plan.task
+    draw = torch.Generator().manual_seed(1)
+    own = torch.randn(2, 6, fed.outputs, generator=draw)
+    y = torch.randint(2, (2, 6), generator=draw) if kind == "classification" else torch.randn(2, 6, generator=draw)
+    mask = torch.ones(2, 6)
+    once, twice = measure(task, own, own, y, mask), measure(task, own, own.clone(), y, mask)
+    assert list(once) == list(twice)
+    for name, values in twice.items():
+        np.testing.assert_array_equal(once[name], values)

@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 import fedtailor as ft
 from fedtailor import cli, errors, models
+from fedtailor.data.redeal import pooled
 from fedtailor.engine import prefix
-from fedtailor.engine.pretrain import pretrain, together
+from fedtailor.engine.pretrain import pretrain
 from fedtailor.models.backbone import read
 from tests.pictures import pictures
 
@@ -158,7 +159,7 @@ def test_pretraining_on_pooled_rows_is_plain_torch(tmp_path):
 
 def test_pooled_rows_are_those_of_one_client_and_fedavg_leaves_them(tmp_path):
     fed = pictures((5, 7))
-    one = together(fed)
+    one = pooled(fed)
     assert (len(one), one.train.sizes.tolist(), one.test.sizes.tolist()) == (1, [12], [10])
     done = pretrain(fed, NAME, epochs=1, method="fedavg", out=tmp_path / "w.safetensors")
     assert done.summary["clients"] == 2

@@ -23,7 +23,7 @@ from fedtailor.algorithms.base import Algorithm
 from fedtailor.algorithms.settings import slug
 from fedtailor.cli import app
 from fedtailor.config import CompareSettings, RunSettings, assignments, read, value
-from fedtailor.engine.options import names as flags
+from fedtailor.engine.checked import names as flags
 from fedtailor.errors import FedtailorError
 
 

@@ -8,11 +8,14 @@ import shlex
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from safetensors.torch import save_file
 from torch import nn
 from typer.testing import CliRunner
 
+import fedtailor as ft
 from fedtailor.cli import app
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +59,7 @@ def test_every_example_and_command_of_the_page_works(folder, monkeypatch, capsys
     monkeypatch.syspath_prepend(folder)
     shape = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     save_file(shape.state_dict(), "fourth.safetensors")
+    Path("examples").symlink_to(ROOT / "examples")
     names: dict[str, object] = {}
     for kind, text in blocks:
         if text.startswith("# mine.py"):
@@ -65,3 +69,25 @@ def test_every_example_and_command_of_the_page_works(folder, monkeypatch, capsys
         for line in text.splitlines() if kind == "sh" else ():
             result = CliRunner().invoke(app, shlex.split(line)[1:])
             assert result.exit_code == 0, (line, result.output)
+
+
+DEVICES = (ROOT / "docs" / "devices.md").read_text()
+
+
+def test_every_example_and_command_of_the_page_on_devices_works(folder):
+    """A GPU is refused by name where there is none; the run that goes on was then begun on the CPU."""
+    python, commands = re.search(r"```python\n(.*?)```\n```\n(.*?)```", DEVICES, re.DOTALL).groups()
+    draw = np.random.default_rng(0)
+    rows = [(draw.normal(size=(8, 1, 8, 8)), np.arange(8) % 2) for _ in range(2)]
+    federation = ft.Federation.from_arrays(rows, rows)
+    exec(compile(python, "devices.md", "exec"), {"ft": ft, "federation": federation})
+    begin, go_on = (shlex.split(line, comments=True)[1:] for line in commands.splitlines())
+    small = ["--rounds", "1", "--clients", "3"]
+    if torch.cuda.device_count() < 2:
+        result = CliRunner().invoke(app, [*begin, *small])
+        assert result.exit_code == 2
+        assert "cuda:1" in result.output
+        begin = ["cpu" if word == "cuda:1" else word for word in begin]
+    assert CliRunner().invoke(app, [*begin, *small]).exit_code == 0
+    result = CliRunner().invoke(app, go_on)
+    assert result.exit_code == 0, result.output

@@ -29,7 +29,7 @@ OPEN = Private(clip=math.inf, noise=0.0, force=True, sampling="shuffle")  # priv
 SIZES = [23, 9, 31, 14]
 REFUSED = {"AL2SGD", "APFL", "PerFedAvg", "HypCluster", "KNNPer", "FedCLUPDynamic", "ScaffoldP"}
 # they count labels, average features, compare losses, or send gradients and Newton directions
-REFUSED |= {"FedROD", "FedProto", "FedPAC", "FedFomo", "GIANT"}
+REFUSED |= {"FedROD", "FedProto", "FedPAC", "FedFomo", "GIANT", "FlowGate"}
 
 
 class Grouped(nn.Module):

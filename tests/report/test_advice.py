@@ -190,7 +190,7 @@ def test_the_numbers_are_those_of_the_advice():
         "a weight decay of 0.0125 is added",
         "the bound is 10 times the noise",  # 5/0.5
         "level at about 35 training rows per client; there are 60",  # 60 * (7/8 * 0.5)/0.75
-        "2 of 4 clients gain, 1 loses, 1 is level; the mean gain is 0.0625. Loses: Delft.",
+        "2 of 4 clients gain, 1 loses, 1 is level; the plain mean of their gains is 0.0625. Loses: Delft.",
         "FedCLUP lam=0.29 leads with an accuracy of 0.76. FedAvg follows with 0.75, 0.5 standard errors behind.",
         "61 rounds in all, where separate runs would have taken 203 (30 %)",
         "0.72 0.5 5 10 MB 0.99 - not reached -",

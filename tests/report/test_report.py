@@ -16,6 +16,7 @@ import fedtailor as ft
 from fedtailor.metrics.paired import holm
 from fedtailor.metrics.verdict import plain
 from fedtailor.report import figures
+from fedtailor.report.evidence import Evidence
 from fedtailor.report.page import averaged, cell, columns, headline, page, settings_of, write
 from fedtailor.runs.record import Record
 
@@ -286,6 +287,25 @@ def test_p_values_in_the_table_are_corrected_for_the_number_of_methods():
     row = re.search(r"<tr><td>B</td>.*?</tr>", page(results)).group()
     expected = holm(raw)[0]
     assert re.sub(r"<[^>]+>", " ", row).split()[-1] == (f"{expected:.3f}" if expected < 0.1 else f"{expected:.2f}")
+
+
+@pytest.mark.parametrize("best", ["Ditto", "Local"])
+def test_the_pair_of_the_verdict_has_one_p_value_however_many_methods_are_compared(best):
+    draw = np.random.default_rng(3)
+    values = {"Local": np.full(12, 0.6), "Ditto": np.full(12, 0.62)}
+    values["Ditto"] += np.linspace(-1, 1, 12) * 0.042  # p is 0.03 and, times the methods, 0.2
+    values |= {f"other {i}": values[best] + draw.normal(0, 0.1, 12) for i in range(6)}
+    chosen = {"Ditto": 0.9, best: 1.0}
+    evidence = Evidence({label: [record(label, scores, val=chosen.get(label, 0.1))] for label, scores in values.items()})
+    p = float(ttest_1samp(values["Ditto"] - values["Local"], 0).pvalue)
+    assert 0.01 < p < 0.05
+    rival = "Local" if best == "Ditto" else "Ditto"
+    assert evidence.p_values[rival] == pytest.approx(p)
+    assert evidence.verdict.p == pytest.approx(p)
+    assert evidence.verdict.sentence.startswith("Learning together helps")
+    assert rival not in evidence.alike
+    raw = [float(ttest_1samp(values[best] - values[f"other {i}"], 0).pvalue) for i in range(6)]
+    assert [evidence.p_values[f"other {i}"] for i in range(6)] == pytest.approx(holm(raw))
 
 
 def test_clients_are_paired_by_name_and_not_by_place():

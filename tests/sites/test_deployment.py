@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from contextlib import ExitStack, contextmanager
 
@@ -21,7 +22,9 @@ from fedtailor.runs import checkpoint
 from fedtailor.sites.house import House, newest_run
 from fedtailor.sites.memory import Memory
 from fedtailor.sites.processes import Member, _free_port, start_server
-from fedtailor.sites.project import Network, Place, create
+from fedtailor.sites.project import Draft, Network, Place, create
+from tests.sites import halfway
+from tests.sites.halfway import Halfway
 
 pytest.importorskip("flwr", reason="flwr is not installed (fedtailor[flower])")
 pytestmark = pytest.mark.slow
@@ -32,31 +35,6 @@ SCHEMA = {
     "classes": ["no", "yes"],
     "columns": [{"name": name, "kind": "numeric", "range": [-4, 4]} for name in "abc"],
 }
-MINE = """
-from dataclasses import dataclass
-from fedtailor import tree
-from fedtailor.algorithms.base import Algorithm
-from fedtailor.local import descend
-
-
-@dataclass(frozen=True, kw_only=True)
-class Halfway(Algorithm):
-    def init_server(self, task):
-        return {"model": task.init()}, {}
-
-    def init_client(self, task, shared, data):
-        return {"model": shared["model"]}
-
-    def client_update(self, task, shared, personal, data, rnd):
-        new = descend(task.risk, shared["model"], data, self.optimizer(rnd))
-        return {"delta": tree.sub(new, shared["model"])}, {"model": tree.mix(personal["model"], new, 0.5)}
-
-    def server_update(self, task, shared, server, upload, rnd):
-        return {"model": tree.add(shared["model"], upload["delta"])}, server
-
-    def predict(self, task, shared, personal, x):
-        return task.apply(personal["model"], x)
-"""
 METHODS = {
     "fedavg": (ft.FedAvg(epochs=2), "linear"),
     "fedclup": (ft.FedCLUP(lam=0.3, steps=3), "linear"),
@@ -66,8 +44,9 @@ METHODS = {
     "perada": (ft.PerAda(), "mlp"),
     "hypcluster": (ft.HypCluster(k=2), "linear"),
     "flow": (ft.Flow(), "mlp"),
-    "mine.py:Halfway": (None, "linear"),
+    "halfway.py:Halfway": (Halfway(), "linear"),
 }
+GROUPS = (("fedavg", "fedclup", "scaffoldp"), ("ditto", "fedrep", "perada"), ("hypcluster", "flow", "halfway.py:Halfway"))
 
 
 def tables(folder, names, rows=30):
@@ -84,7 +63,15 @@ def tables(folder, names, rows=30):
 def running(folder, names, data, options, method=None, public=None):
     """A server and its sites in processes of their own; what is started here is ended here."""
     made = create(
-        folder, names, SCHEMA, method or ft.Ditto(lam=0.2), "linear", options, ("127.0.0.1", _free_port()), public=public
+        folder,
+        Draft(
+            sites=names,
+            schema=SCHEMA,
+            address=("127.0.0.1", _free_port()),
+            algorithm=method or ft.Ditto(lam=0.2),
+            options=options,
+            public=public,
+        ),
     )
     with ExitStack() as stack:
         started = {"server": start_server(made, "127.0.0.1")}
@@ -123,17 +110,22 @@ def state_of(made, name, run):
     return memory.recall(run, 10**6)[1]
 
 
+def test_the_groups_are_all_methods():
+    assert [name for group in GROUPS for name in group] == list(METHODS)
+
+
 @pytest.mark.parametrize(("dtype", "bound"), [("float64", 1e-12), ("float32", 1e-6)])
-def test_every_method_gives_the_loop_engines_numbers_at_partial_turnout(tmp_path, dtype, bound):
+@pytest.mark.parametrize("names", GROUPS, ids=lambda names: names[0])
+def test_every_method_gives_the_loop_engines_numbers_at_partial_turnout(tmp_path, names, dtype, bound):
     data, common = tables(tmp_path, SITES), {"rounds": 2, "batch_size": 8, "evaluate_every": 0, "cohort": 2, "dtype": dtype}
     public = tmp_path / "public.csv"
     pd.DataFrame(np.random.default_rng(5).uniform(-3, 3, (12, 3)), columns=list("abc")).to_csv(public, index=False)
     with running(tmp_path / "net", SITES, data, Options(**common), public=public) as (made, _):
         for folder in (made.folder, *(made.folder / "sites" / name for name in SITES)):
-            (folder / "mine.py").write_text(MINE)
-        for number, (name, (method, model)) in enumerate(METHODS.items()):
-            chosen = {} if method is None else settings(method)
-            made = rewritten(made, method=name, model=model, **common, set=chosen)
+            shutil.copy(halfway.__file__, folder / "halfway.py")
+        for number, name in enumerate(names):
+            method, model = METHODS[name]
+            made = rewritten(made, method=name, model=model, **common, set=settings(method))
             out = made.folder / "runs" / str(number)
             summary = train(made, out, False, lambda record: None)
             agreed = made.agreed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -22,8 +23,9 @@ from fedtailor.errors import InvalidData, SiteRefused
 from fedtailor.runs import checkpoint, models
 from fedtailor.sites import keys
 from fedtailor.sites.house import House, newest_run
+from fedtailor.sites.listening import PLAIN, REFUSED, STRANGER, refusals
 from fedtailor.sites.processes import Member, _free_port, start_server
-from fedtailor.sites.project import Network, Place, create
+from fedtailor.sites.project import Draft, Network, Place, create
 from fedtailor.sites.wire import Parcel
 
 pytest.importorskip("flwr", reason="flwr is not installed (fedtailor[flower])")
@@ -137,7 +139,10 @@ def wait_for(look, seconds) -> None:
 @pytest.mark.slow
 def test_a_deployment_on_loopback_gives_the_loop_engines_numbers_and_refuses_strangers(tmp_path):
     options = Options(rounds=2, batch_size=8, dtype="float64", evaluate_every=0)
-    made = create(tmp_path / "net", SITES, SCHEMA, ft.Ditto(lam=0.2), "linear", options, ("127.0.0.1", _free_port()))
+    made = create(
+        tmp_path / "net",
+        Draft(sites=SITES, schema=SCHEMA, address=("127.0.0.1", _free_port()), algorithm=ft.Ditto(lam=0.2), options=options),
+    )
     rooms = {name: House(Place(made.folder / "sites" / name), path) for name, path in tables(tmp_path).items()}
     with ExitStack() as stack:
         server = start_server(made, "127.0.0.1")
@@ -151,6 +156,16 @@ def test_a_deployment_on_loopback_gives_the_loop_engines_numbers_and_refuses_str
         stack.callback(stranger.stop)
         with pytest.raises(SiteRefused, match="does not let Bern in"):
             wait_for(stranger.look, 60)
+        keys.make_certificates(tmp_path / "other", "other", ["127.0.0.1"])
+        (rooms["Aarhus"].place.folder / keys.AUTHORITY).write_bytes((tmp_path / "other" / keys.AUTHORITY).read_bytes())
+        with pytest.raises(SiteRefused, match="not the server of this network"):
+            Member(rooms["Aarhus"])
+        with socket.create_connection(made.address, 10) as plain:
+            plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            plain.recv(100)
+        refused = refusals(server.said())
+        assert refused[-2:] == [REFUSED + STRANGER, REFUSED + PLAIN]
+        assert refused[0] == "refused a site whose key is not registered"
     own = [house.rows for house in rooms.values()]
     splits = {part: [getattr(rows, part).client(0) for rows in own] for part in ("train", "test", "val")}
     whole = ft.Federation.from_arrays(**splits, names=SITES, classes=["no", "yes"])
@@ -187,7 +202,10 @@ def test_a_secure_sum_over_flower_and_an_app_that_the_server_sends_is_not_run(tm
     names = ("Aarhus", "Bern", "Cork")
     options = Options(rounds=1, batch_size=8, dtype="float64", evaluate_every=0)
     address, lost = ("127.0.0.1", _free_port()), "Cork"
-    made = create(tmp_path / "net", names, SCHEMA, ft.FedAvg(), "linear", options, address, {"threshold": 2})
+    made = create(
+        tmp_path / "net",
+        Draft(sites=names, schema=SCHEMA, address=address, algorithm=ft.FedAvg(), options=options, secure={"threshold": 2}),
+    )
     rooms = {name: House(Place(made.folder / "sites" / name), path) for name, path in tables(tmp_path, names).items()}
     marker, run = tmp_path / "marker", made.folder / "runs" / "1"
     with ExitStack() as stack:

@@ -30,7 +30,7 @@ from fedtailor.sites.house import House, newest_run
 from fedtailor.sites.local import InProcess
 from fedtailor.sites.memory import new_key
 from fedtailor.sites.processes import check_connection
-from fedtailor.sites.project import Network, Place, create
+from fedtailor.sites.project import Draft, Network, Place, create
 from fedtailor.sites.server import Conductor
 from fedtailor.sites.wire import Parcel
 
@@ -44,7 +44,17 @@ SCHEMA = {
 
 def network(tmp_path, method=None, port=8443, secure=None, **options) -> Network:
     given = Options.of({"rounds": 3, "batch_size": 8, "evaluate_every": 0, **options})
-    return create(tmp_path / "net", SITES, SCHEMA, method or ft.FedCLUP(lam=0.2), "linear", given, ("127.0.0.1", port), secure)
+    return create(
+        tmp_path / "net",
+        Draft(
+            sites=SITES,
+            schema=SCHEMA,
+            address=("127.0.0.1", port),
+            algorithm=method or ft.FedCLUP(lam=0.2),
+            options=given,
+            secure=secure,
+        ),
+    )
 
 
 def houses(tmp_path, made: Network) -> dict[str, House]:
@@ -121,7 +131,7 @@ def test_a_newcomer_gets_the_shared_model_and_is_told_whether_it_gains(tmp_path)
     done = call(app, ["sites", "join", str(tmp_path / "oslo"), "--data", str(new), "--name", "Oslo", "--rounds", "30", "--json"])
     assert done.exit_code == 0, done.stderr
     record = json.loads(done.stdout)
-    assert (record["verdict"], record["rows"]) == ("better", 60)  # its rule is not that of the others
+    assert (record["verdict"]["outcome"], record["rows"]) == ("helps", 60)  # its rule is not that of the others
     assert record["low"] > 0
     own = call(app, ["predict", str(tmp_path / "oslo" / "model"), str(new), "--client", "Oslo", "--json"])
     right = [np.mean([row["prediction"] == row["y"] for row in json.loads(text)]) for text in (own.stdout, shared.stdout)]
@@ -232,9 +242,9 @@ def test_a_folder_in_use_or_a_name_that_is_a_path_is_refused(tmp_path):
     with pytest.raises(InvalidArgument, match="not empty"):
         network(tmp_path)
     with pytest.raises(InvalidArgument, match="name of a site"):
-        create(tmp_path / "n", ("a", "../b"), SCHEMA, ft.FedAvg(), "linear", Options(), ("h", 1))
+        create(tmp_path / "n", Draft(sites=("a", "../b"), schema=SCHEMA, address=("h", 1), algorithm=ft.FedAvg()))
     with pytest.raises(InvalidArgument, match="two sites"):
-        create(tmp_path / "n", ("a",), SCHEMA, ft.FedAvg(), "linear", Options(), ("h", 1))
+        create(tmp_path / "n", Draft(sites=("a",), schema=SCHEMA, address=("h", 1), algorithm=ft.FedAvg()))
     assert not (tmp_path / "n").exists()
 
 

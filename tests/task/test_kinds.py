@@ -89,3 +89,18 @@ def test_another_metric_of_a_kind_is_measured_and_summarised(monkeypatch):
     assert run.summary["largest_personal"] == pytest.approx(np.mean(want), rel=1e-6)
     assert "largest_personal" not in ft.run(ft.FedAvg(lr=0.1), federation([5, 6]), rounds=1).clients
     assert isinstance(fed.kind, Kind)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_loss_of_classes_is_torchs_cross_entropy_bit_for_bit_also_under_vmap(dtype):
+    draw = torch.Generator().manual_seed(0)
+    z, y = 4 * torch.randn(7, 33, 5, generator=draw, dtype=dtype), torch.randint(5, (7, 33), generator=draw)
+
+    def torchs(logits, labels):
+        return torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+
+    def slopes(loss):
+        return torch.func.vmap(torch.func.grad(lambda logits, labels: loss(logits, labels).mean()))(z, y)
+
+    assert torch.equal(CLASSIFICATION.example_loss(z[0], y[0]), torchs(z[0], y[0]))
+    assert torch.equal(slopes(CLASSIFICATION.example_loss), slopes(torchs))

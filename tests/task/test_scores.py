@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.stats import rankdata
 from sklearn import metrics as sk
 
 import fedtailor as ft
@@ -127,3 +128,12 @@ def test_a_summary_has_every_measure_over_clients_and_on_all_rows():
     )
     assert run.summary["f1_rows_global"] is not None
     assert run.summary["mae_personal"] is None
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7, 40])
+def test_ranks_are_scipys(rows):
+    draw = np.random.default_rng(rows)
+    values = draw.integers(0, 5, (6, rows, 3)).astype(float)  # many ties
+    values[draw.random(values.shape) < 0.3] = np.nan
+    expected = rankdata(values, axis=1, nan_policy="omit") if rows else np.empty(values.shape)
+    np.testing.assert_array_equal(scores._ranks(values), expected)

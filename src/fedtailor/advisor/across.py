@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.advisor.advise import BLIND, GROUPED, GUESS, lams_of
+from fedtailor.advisor.advise import BLIND, GROUPED, GUESS, RACED, lams_of
 from fedtailor.advisor.look import pull_of
-from fedtailor.advisor.words import VERDICTS
+from fedtailor.advisor.words import headline
 from fedtailor.algorithms.settings import settings as settings_of
 from fedtailor.errors import FedtailorError, InvalidData
+from fedtailor.metrics.verdict import Candidate, Verdict, best_first, gains_of, judge, unknown
 from fedtailor.sites.agreed import Agreed
 from fedtailor.sites.trial import Trial, check, summary_of
 from fedtailor.task.scores import Metric
@@ -38,17 +39,16 @@ class Entrant:
     trial: Trial
     losses: NDArray[np.float64]
     scores: NDArray[np.float64]
+    rows: NDArray[np.float64]
 
     @property
     def loss(self) -> float:
         return float(np.nanmean(self.losses)) if np.isfinite(self.losses).any() else np.inf
 
-    def behind(self, other: Entrant) -> float:
-        """Return how many standard errors its loss is behind another's, paired over sites."""
-        gap = self.losses - other.losses
-        gap = gap[np.isfinite(gap)]
-        error = gap.std(ddof=1) / np.sqrt(len(gap)) if len(gap) > 1 else 0.0
-        return float(gap.mean() / error) if error > 0 else 0.0
+    @property
+    def candidate(self) -> Candidate:
+        """What it is chosen by: the scores and validation rows of the sites that answered, and the loss."""
+        return Candidate(self.scores, self.rows, self.loss)
 
 
 def advise(agreed: Agreed, look: Look, play: Play, rounds: int | None = None) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def advise(agreed: Agreed, look: Look, play: Play, rounds: int | None = None) ->
         entrants.append(_entrant(label, trial, heard, agreed.clients, score))
     if not entrants:
         raise InvalidData("no method could be tried; " + " ".join(notes))
-    ranked = sorted(entrants, key=lambda entrant: entrant.loss)
+    ranked = [entrants[place] for place in best_first([entrant.candidate for entrant in entrants], score)]
     return _advice(agreed, ranked, score, (estimate, theory), notes)
 
 
@@ -104,7 +104,19 @@ def _entrant(label: str, trial: Trial, heard: Mapping[str, Mapping[str, float]],
         values = [heard.get(name, {}).get(measure) for name in clients]
         return np.array([np.nan if value is None else value for value in values], np.float64)
 
-    return Entrant(label, trial, column("loss_personal"), column(f"{score.name}_personal"))
+    rows = np.nan_to_num(column("rows"), nan=1.0)
+    return Entrant(label, trial, column("loss_personal"), column(f"{score.name}_personal"), rows)
+
+
+def _verdict(ranked: list[Entrant], local: Entrant | None, score: Metric) -> Verdict:
+    """Whether learning together helps on validation rows: the best method that does, against local training."""
+    together = next((entrant for entrant in ranked if entrant is not local), None)
+    gains = None if together is None or local is None else gains_of(together.candidate, local.candidate, score)
+    if together is None or gains is None:
+        return unknown(ranked[0].label, score, "Whether learning together helps is not known: nothing stood beside Local.")
+    how = RACED.format(together.trial.rounds)
+    scale = float(np.nanmean(np.abs(together.scores)))
+    return judge(together.label, gains, score, scale=scale, rows="validation", tuned=False, how=how)
 
 
 def _advice(
@@ -115,14 +127,16 @@ def _advice(
     gained = [] if local is None else score.gain(best.scores, local.scores).tolist()
     gains = {name: gain for name, gain in zip(agreed.clients, gained, strict=bool(gained)) if np.isfinite(gain)}
     rounds = best.trial.rounds
-    lines = [*_words_on_spread(estimate, theory), VERDICTS[REGIMES[best.trial.method]]]
+    verdict = _verdict(ranked, local, score)
+    lines = [*_words_on_spread(estimate, theory), headline(REGIMES[best.trial.method], verdict), verdict.sentence]
     lines.append(
         f"Best of {len(ranked)} after {rounds} {'round' if rounds == 1 else 'rounds'}, on validation rows: {best.label}."
     )
-    if len(ranked) > 1:
-        ahead = ranked[1].behind(best)
-        clearly = "clearly" if ahead > CLEAR else "not clearly"
-        lines.append(f"It is {clearly} ahead of {ranked[1].label} ({ahead:.1f} standard errors over the sites).")
+    second = gains_of(best.candidate, ranked[1].candidate, score) if len(ranked) > 1 else None
+    if second is not None:
+        clearly = "clearly" if second.errors_ahead > CLEAR else "not clearly"
+        by = f"{second.errors_ahead:.1f} standard errors over the sites"
+        lines.append(f"It is {clearly} ahead of {ranked[1].label} by {score.words} ({by}).")
     if gains and best is not local:
         lines.append(f"{sum(gain > 0 for gain in gains.values())} of {len(gains)} sites gain over training alone.")
     return {
@@ -141,6 +155,7 @@ def _advice(
             for e in ranked
         ],
         "gains": gains,
+        "verdict": verdict.json(),
         "notes": notes,
         "text": "\n".join([*lines, *notes, "No row left its site, and test rows were not looked at."]),
     }

@@ -14,7 +14,7 @@ import numpy as np
 from torch import nn
 
 from fedtailor.advisor.advice import Advice
-from fedtailor.advisor.look import look, pull, pulls
+from fedtailor.advisor.look import Look, look, pull, pulls
 from fedtailor.advisor.pilot import Budget, Entrant, Race, table, task_and_rows
 from fedtailor.advisor.steps import four_digits, smoothness_of, training, work_of
 from fedtailor.advisor.words import headline, words
@@ -25,7 +25,8 @@ from fedtailor.algorithms.fedclup import FedCLUP
 from fedtailor.algorithms.hypcluster import HypCluster
 from fedtailor.algorithms.local import Local
 from fedtailor.data.federation import Federation
-from fedtailor.engine.options import AdviceOptions, taking
+from fedtailor.engine.checked import taking
+from fedtailor.engine.options import AdviceOptions
 from fedtailor.errors import InvalidArgument, InvalidData
 from fedtailor.metrics.verdict import Verdict, judge, unknown
 from fedtailor.task import Task
@@ -36,6 +37,7 @@ BLIND = (0.01, 0.1, 1.0)  # lams tried where theory has none
 WEAK, STRONG = 1e-4, 1e3  # a lam outside is as good as none, or as one model for all
 FIT_STEPS = 20  # gradient steps that a client's own fit counts as
 GROUPED, GUESS = 9, 3  # from so many clients on, so many groups are tried even if the fits are too noisy to show them
+RACED = "It was raced for {} rounds with step sizes from the data, untuned; compare --tune --splits 10 is the longer test."
 UNEVEN = 2.0  # ratio of the most to the fewest rows from which on a lam for every client is advised
 
 
@@ -76,12 +78,19 @@ def advise(federation: Federation, model: str | nn.Module | Task = "linear", **s
     ranked = race.standing()
     if not ranked:
         raise InvalidArgument(f"every method diverges with lr={step:g}; give a smaller lr, or standardise the features")
-    best = ranked[0]
+    advice = _advice(race, ranked, seen, theory_lam, rounds)
+    advice = replace(advice, headline=headline(advice.regime, advice.verdict))
+    return replace(advice, text=words(advice, race, federation))
+
+
+def _advice(race: Race, ranked: list[Entrant], seen: Look, theory_lam: float | None, rounds: int) -> Advice:
+    """Return what the race and the look at the clients come to, without its words."""
+    best, rows, estimate = ranked[0], race.federation, seen.heterogeneity
     lam, regime = _regime_of(best.algorithm)
     local = race.entrants["Local"]
     gains = dict(zip(rows.names, (best.scores - local.scores).tolist(), strict=True)) if len(local.scores) else {}
     uneven = rows.train.sizes.max() >= UNEVEN * rows.train.sizes.min()
-    advice = Advice(
+    return Advice(
         algorithm=best.algorithm,
         collaborate=not isinstance(best.algorithm, Local),
         regime=regime,
@@ -102,8 +111,6 @@ def advise(federation: Federation, model: str | nn.Module | Task = "linear", **s
         verdict=_verdict(race, ranked),
         notes=(*seen.notes, *(f"{e.label} {e.diverged}: it is out of the race." for e in race.entrants.values() if e.diverged)),
     )
-    advice = replace(advice, headline=headline(advice))
-    return replace(advice, text=words(advice, race, federation))
 
 
 def _contenders(
@@ -133,7 +140,8 @@ def _verdict(race: Race, ranked: list[Entrant]) -> Verdict:
     gains = race.gains(together[0].label, "Local") if together else None
     if gains is None:
         return unknown(ranked[0].label, score, "Whether learning together helps is not known: nothing stood beside Local.")
-    return judge(together[0].label, gains, score, scale=abs(ranked[0].score), rows="validation")
+    how = RACED.format(together[0].rounds)
+    return judge(together[0].label, gains, score, scale=abs(ranked[0].score), rows="validation", tuned=False, how=how)
 
 
 def _run(race: Race, first: int, rounds: int) -> None:

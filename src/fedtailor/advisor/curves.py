@@ -55,7 +55,7 @@ def facts(
 
 
 def place(federation: Federation, estimate: Heterogeneity | None) -> dict[str, Any]:
-    """m and N of the clients that R^2 is about, and how many rows they have."""
+    """Return m and N of the clients that R^2 is about, and how many rows they have."""
     left_out = set() if estimate is None else set(estimate.left_out)
     sizes = np.array([n for n, name in zip(federation.train.sizes, federation.names, strict=True) if name not in left_out])
     return {

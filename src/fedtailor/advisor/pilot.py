@@ -25,8 +25,9 @@ from fedtailor.engine.rounds import play_on
 from fedtailor.engine.setup import DTYPES, build_task
 from fedtailor.engine.state import State
 from fedtailor.errors import Diverged, InvalidArgument, InvalidData
-from fedtailor.metrics.paired import Paired, paired
+from fedtailor.metrics.paired import Paired
 from fedtailor.metrics.spread import weighted_mean
+from fedtailor.metrics.verdict import Candidate, best_first, gains_of
 from fedtailor.task import Task
 from fedtailor.task.scores import Metric
 
@@ -106,6 +107,10 @@ class Entrant:
     def loss(self) -> float:
         return float(self.losses.mean()) if len(self.losses) else np.inf
 
+    def candidate(self, score: Metric) -> Candidate:
+        """What it is chosen by."""
+        return Candidate(score.merit(self.scores), self.rows, self.loss)
+
 
 class Race:
     """Runs methods on a federation whose validation rows judge them; the test rows are not there at all."""
@@ -181,7 +186,10 @@ class Race:
 def task_and_rows(federation: Federation, model: str | nn.Module | Task, options: Training) -> tuple[Task, Federation]:
     """(the task that moves, the rows as the frozen first layers leave them), with validation rows to judge on."""
     if federation.train.weights is not None:
-        raise InvalidArgument("advice and sweeps are for rows that count alike, and these have weights; use run and compare")
+        raise InvalidArgument(
+            "advise and sweep count all rows alike, in the estimate of the spread and in their step sizes, and these rows have "
+            "weights; use compare --tune, which weighs them, or leave the weights out"
+        )
     dtype = DTYPES[options.dtype]
     rows = with_validation(federation.to(dtype), VAL_SHARE, options.seed)
     task = build_task(model, rows, options.seed, dtype, options.bias, options.backbone)
@@ -238,14 +246,9 @@ def _standard_error(first: Entrant, other: Entrant, score: Metric) -> float | No
 
 
 def ranked(entrants: Sequence[Entrant], score: Metric) -> list[Entrant]:
-    """The best first: by the score, and by the loss among those within a standard error of the best score."""
-    order = sorted(entrants, key=lambda e: (-e.score, e.loss))
-    gains = [_gains(order[0], e, score) for e in order]
-    near = [e for e, gain in zip(order, gains, strict=True) if gain is not None and gain.errors_ahead <= 1]
-    return [*sorted(near, key=lambda e: (e.loss, -e.score)), *(e for e in order if e not in near)]
+    """The best first (``best_first``)."""
+    return [entrants[place] for place in best_first([e.candidate(score) for e in entrants], score)]
 
 
 def _gains(ours: Entrant, theirs: Entrant, score: Metric) -> Paired | None:
-    if len(ours.scores) != len(theirs.scores) or not (np.isfinite(ours.scores) & np.isfinite(theirs.scores)).any():
-        return None
-    return paired(score, score.merit(ours.scores), score.merit(theirs.scores), ours.rows)
+    return gains_of(ours.candidate(score), theirs.candidate(score), score)

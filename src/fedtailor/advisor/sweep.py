@@ -20,7 +20,17 @@ from torch import nn
 from fedtailor.advisor.pilot import task_and_rows
 from fedtailor.advisor.steps import four_digits, smoothness_of, training, work_of
 from fedtailor.advisor.tradeoff import Fewest, Place, fewest, front, levels, settled
-from fedtailor.advisor.walk import Callback, LamCurve, Runner, most_rounds, play_from_scratch, play_path, references, walk_path
+from fedtailor.advisor.walk import (
+    Callback,
+    LamCurve,
+    LamPath,
+    Runner,
+    most_rounds,
+    play_from_scratch,
+    play_path,
+    references,
+    walk_path,
+)
 from fedtailor.algorithms.base import Algorithm
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedclup import FedCLUP
@@ -29,14 +39,16 @@ from fedtailor.algorithms.local import Local
 from fedtailor.algorithms.settings import build, find, slug, written
 from fedtailor.data.federation import Federation
 from fedtailor.engine.base import one_thread
-from fedtailor.engine.options import SweepOptions, taking
+from fedtailor.engine.checked import taking
+from fedtailor.engine.options import SweepOptions
 from fedtailor.errors import InvalidArgument, InvalidData
 from fedtailor.metrics.paired import paired
-from fedtailor.metrics.verdict import Verdict, judge, unknown
+from fedtailor.metrics.verdict import Candidate, Verdict, best_first, judge, unknown
 from fedtailor.task import Kind, Task
 from fedtailor.task.scores import Metric
 
 DECADES = (-4, 1)  # powers of ten, times the smoothness, between which lams are spread unless given
+SWEPT = "lam was swept on these rows and nothing else was tuned; compare --tune --splits 10 is the longer test."
 IN_FULL = "Every lam and both ends were played from scratch for {} rounds; nothing is estimated."
 FEW = 6  # rounds played of a curve below which its estimate is rough
 
@@ -66,6 +78,7 @@ class Sweep:
     notes: tuple[str, ...] = ()
     text: str = field(default="", repr=False)
     verdict: Verdict | None = None
+    best: float | None = None  # the lam that the verdict and the words are about
 
     @property
     def score(self) -> str:
@@ -83,6 +96,7 @@ class Sweep:
             "ends": {name: dict(end) for name, end in self.ends.items()},
             "front": [place._asdict() for place in self.front],
             "fewest": [row._asdict() for row in self.fewest],
+            "best": self.best,
             "rounds_used": self.rounds_used,
             "rounds_separate": self.rounds_separate,
             "share": self.rounds_used / self.rounds_separate,
@@ -143,12 +157,7 @@ def sweep(
     runner = Runner(task, replace(rows, test=rows.val), training_options, callback)
     dynamic, error_of = None, None
     if kind is FedCLUP:
-        compared, error_of = references(task, rows, steps.lams, training_options.weights)
-        order = slice(None, None, 1 if smoothness is not None else -1)  # the local models of a network cannot be averaged
-        walked = walk_path(runner, [*map(steps.clup, steps.lams)][order], dict([*ends.items()][order]), rounds, compared)
-        if options.dynamic:
-            truth = compared.get(steps.lams[0]) if error_of == "truth" else None
-            dynamic = play_from_scratch(runner, steps.dynamic(), rounds, "dynamic", reference=truth)
+        walked, dynamic, error_of = _walked(runner, rows, steps, ends, options)
     else:
         walked = play_path(runner, {lam: build(kind, steps.at(lam)) for lam in steps.lams}, ends, rounds)
     path = tuple(sorted(walked.curves, key=lambda curve: curve.lam or 0.0))
@@ -170,9 +179,24 @@ def sweep(
         rounds_separate=rounds * len(steps.lams),
         error_of=error_of,
         notes=_notes(path, runner) if kind is FedCLUP else (IN_FULL.format(rounds),),
+        best=best_of(path, rows.val.sizes, task.score).lam,
         verdict=_verdict(path, walked.scores.get("local"), rows.val.sizes, task.score),
     )
     return replace(result, text=_words(result))
+
+
+def _walked(
+    runner: Runner, rows: Federation, steps: _Steps, ends: Mapping[str, Algorithm], options: SweepOptions
+) -> tuple[LamPath, LamCurve | None, str | None]:
+    """Return FedCLUP's path over lam, the dynamic schedule's curve if it is wanted, and what the clients' errors are to."""
+    compared, error_of = references(runner.task, rows, steps.lams, runner.options.weights)
+    order = slice(None, None, 1 if steps.is_known else -1)  # the local models of a network cannot be averaged
+    methods = [steps.clup(lam) for lam in steps.lams][order]
+    walked = walk_path(runner, methods, dict([*ends.items()][order]), options.rounds, compared)
+    if not options.dynamic:
+        return walked, None, error_of
+    truth = compared.get(steps.lams[0]) if error_of == "truth" else None
+    return walked, play_from_scratch(runner, steps.dynamic(), options.rounds, "dynamic", reference=truth), error_of
 
 
 def total(options: SweepOptions, method: str | type[Algorithm] = FedCLUP) -> int:
@@ -273,24 +297,30 @@ def _notes(path: Sequence[LamCurve], runner: Runner) -> tuple[str, ...]:
 
 def _verdict(path: Sequence[LamCurve], local: NDArray[np.float64] | None, rows: NDArray[Any], score: Metric) -> Verdict:
     """Whether pulling the clients together helps on validation rows: the lam that ends best, against training alone."""
-    best = max(path, key=lambda curve: score.merit(curve.end.val_score))
+    best = best_of(path, rows, score)
     label = f"{type(best.algorithm).__name__} lam={best.lam:.3g}"
     if local is None or not (np.isfinite(best.scores) & np.isfinite(local)).any():
         return unknown(label, score, "Whether learning together helps is not known: no client could be compared with Local.")
     gains = paired(score, best.scores, local, np.asarray(rows, np.float64))
-    return judge(label, gains, score, scale=abs(best.end.val_score), rows="validation")
+    return judge(label, gains, score, scale=abs(best.end.val_score), rows="validation", tuned=False, how=SWEPT)
+
+
+def best_of(path: Sequence[LamCurve], rows: NDArray[Any], score: Metric) -> LamCurve:
+    """The lam that ends best (``best_first``)."""
+    sizes = np.asarray(rows, np.float64)
+    return path[best_first([Candidate(curve.scores, sizes, curve.end.val_loss) for curve in path], score)[0]]
 
 
 def _words(swept: Sweep) -> str:
     score = swept.score_by
     share = swept.rounds_used / swept.rounds_separate
-    best = max(swept.path, key=lambda c: score.merit(c.curve[-1].val_score))
+    best = next(curve for curve in swept.path if curve.lam == swept.best)
     local, shared = (swept.ends[end]["val_score"] for end in ("local", "shared"))
     out = [
         f"{swept.clients} clients, {len(swept.path)} lams, {swept.rounds_used} rounds played"
         + (f" in place of {swept.rounds_separate} ({share:.0%})." if share < 1 else "."),
-        f"Validation {score.words}: training alone {local:.4g}, one model for all {shared:.4g}; best after {swept.rounds} rounds "
-        f"{best.curve[-1].val_score:.4g} with {written(best.algorithm)}.",
+        f"Validation {score.words}: training alone {local:.4g}, one model for all {shared:.4g}; best at its end "
+        f"{best.end.val_score:.4g} with {written(best.algorithm)}.",
     ]
     for row in swept.fewest:
         if row.lam is None:

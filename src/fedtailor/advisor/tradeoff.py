@@ -61,8 +61,8 @@ def fewest(curves: Curves, targets: Iterable[float], higher: bool) -> list[Fewes
     sign = 1 if higher else -1
     out = []
     for target in targets:
-        kept = {lam: _kept_from(points, sign, float(target)) for lam, points in curves.items()}
-        reached = [(first.round, first.bytes, lam) for lam, first in kept.items() if first is not None]
+        firsts = {lam: _kept_from(points, sign, float(target)) for lam, points in curves.items()}
+        reached = [(first.round, first.bytes, lam) for lam, first in firsts.items() if first is not None]
         rounds, size, lam = min(reached) if reached else (None, None, None)
         out.append(Fewest(float(target), lam, rounds, size))
     return out

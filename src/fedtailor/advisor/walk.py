@@ -84,7 +84,7 @@ class Reading(NamedTuple):
     models: Tensor | None
 
     def mixed(self, others: Sequence[Reading], shares: Tensor) -> Reading:
-        """self + shares @ (others - self)."""
+        """Return self + shares @ (others - self)."""
 
         def mix(own: Tensor | None, theirs: Sequence[Any]) -> Any:
             return None if own is None else own + torch.tensordot(shares.to(own), torch.stack(list(theirs)) - own, 1)

@@ -11,7 +11,7 @@ from fedtailor.advisor.advice import Advice
 from fedtailor.advisor.pilot import Race
 from fedtailor.algorithms.settings import written
 from fedtailor.data.federation import Federation
-from fedtailor.metrics.verdict import HELPS, HURTS
+from fedtailor.metrics.verdict import HELPS, HURTS, Verdict
 
 IF = {  # what to do where chance may explain the gain
     "local": "Training alone is as good as anything that was tried",
@@ -27,15 +27,14 @@ VERDICTS = {
 }
 
 
-def headline(advice: Advice) -> str:
+def headline(regime: str, verdict: Verdict | None) -> str:
     """What to do, in a sentence that goes no further than the verdict."""
-    sure = advice.verdict is not None and advice.verdict.outcome == HELPS
-    if sure and advice.collaborate:
-        return VERDICTS[advice.regime]
-    if not advice.collaborate:
-        clear = advice.verdict is not None and advice.verdict.outcome == HURTS
-        return VERDICTS["local"] if clear else f"{IF['local']}."
-    return f"Learning together is not clearly better here; if you do, {IF[advice.regime]} does best."
+    outcome = None if verdict is None else verdict.outcome
+    if regime == "local":
+        return VERDICTS["local"] if outcome == HURTS else f"{IF['local']}."
+    if outcome == HELPS:
+        return VERDICTS[regime]
+    return f"Learning together is not clearly better here; if you do, {IF[regime]} does best."
 
 
 def words(advice: Advice, race: Race, federation: Federation) -> str:
@@ -83,7 +82,9 @@ def _who(advice: Advice) -> list[str]:
     worse = [client for _, client in sorted((gain, client) for client, gain in advice.gains.items() if gain < 0)]
     losers = f" ({', '.join(worse[:5])}{', ...' if len(worse) > 5 else ''})" if worse else ""
     level = len(advice.gains) - better - len(worse)
-    return [f"On validation rows {better} clients gain over training alone, {len(worse)} lose{losers} and {level} are level."]
+    gain, lose = "client gains" if better == 1 else "clients gain", "loses" if len(worse) == 1 else "lose"
+    rest = f"{len(worse)} {lose}{losers} and {level} {'is' if level == 1 else 'are'} level"
+    return [f"On validation rows {better} {gain} over training alone, {rest}."]
 
 
 def _how_sure(advice: Advice, race: Race) -> list[str]:
@@ -94,4 +95,5 @@ def _how_sure(advice: Advice, race: Race) -> list[str]:
     times = int(np.ceil((2 / max(errors_ahead, 0.2)) ** 2))
     more = f"about {times} times the validation rows, or a full comparison (fedtailor compare --tune)"
     said = f"It is not clearly ahead of {second} by {by} ({errors_ahead:.1f} standard errors)"
-    return [f"{said}, so that the lower loss chose between them; to know better would take {more}."]
+    chose = ", so that the lower loss chose between them" if errors_ahead <= 1 else ""
+    return [f"{said}{chose}; to know better would take {more}."]

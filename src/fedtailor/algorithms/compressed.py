@@ -215,6 +215,10 @@ class Decoded(Reduce):
     inner: Reduce
     compared: Mapping[str, Any]
 
+    @property
+    def streams(self) -> bool:
+        return self.inner.streams
+
     def start(self) -> Any:
         return self.inner.start()
 

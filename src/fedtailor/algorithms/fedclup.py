@@ -57,7 +57,7 @@ class FedCLUP(Algorithm):
         return replace(self, **problem.rates.fedclup_steps(self.lam, constants.mu, constants.smoothness)._asdict()), constants
 
     def _with_server_step(self, federation, weights):
-        """server_lr = 1/(sum of p_i lam_i): the gradient of Problem (19)'s envelope is Lipschitz with less than that sum."""
+        """Set server_lr = 1/(sum of p_i lam_i): the gradient of Problem (19)'s envelope is Lipschitz with less than that sum."""
         lams = federation.facts.get("lam")
         if lams is None:
             return self  # ``degree`` refuses

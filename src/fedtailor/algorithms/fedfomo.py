@@ -79,7 +79,7 @@ class FedFomo(Algorithm):
         return {"model": task.init()}
 
     def weigh(self, task, theta, shared, data):
-        """w_n of each model received; zero for one that is not known or the same."""
+        """Return w_n of each model received; zero for one that is not known or the same."""
 
         def add(total, batch):
             weight = task.weigh(batch)

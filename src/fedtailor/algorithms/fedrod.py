@@ -62,7 +62,7 @@ class FedROD(Algorithm):
         return {"weight": start, "bias": start[:, 0]}
 
     def prior(self, task, model, data):
-        """log n_c for each class, what the balanced softmax adds to the logits; zero without it."""
+        """Return log n_c for each class, what the balanced softmax adds to the logits; zero without it."""
         if not self.balanced:
             return 0.0
         counts = label_counts(task, model, data["look"])

@@ -113,7 +113,7 @@ class GIANT(Algorithm):
 
 
 def add_trainable(a, b, factor):
-    """a + factor b over the parameters; buffers as in a."""
+    """Return a + factor b over the parameters; buffers as in a."""
     return {name: leaf if tree.is_buffer(name) else leaf + factor * b[name] for name, leaf in a.items()}
 
 

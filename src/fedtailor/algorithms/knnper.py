@@ -67,7 +67,7 @@ class KNNPer(Algorithm):
         return {**stored, "weight": grid[right.argmax()]}
 
     def votes(self, task, shared, stored, x):
-        """p_knn of each row, [rows, classes]."""
+        """Return p_knn of each row, [rows, classes]."""
         features = task.features(shared["model"], x)
         squared = torch.cdist(features, stored["keys"], compute_mode="donot_use_mm_for_euclid_dist") ** 2
         squared = torch.where(stored["mask"] > 0, squared, torch.inf)

@@ -72,7 +72,7 @@ def theory(method: Any, problem: Any) -> tuple[Any, int, dict[str, float]]:
 
 
 def whole(task: Task, u: Any, v: Any) -> dict[str, Any]:
-    """u and v as one model, in the model's order."""
+    """Return u and v as one model, in the model's order."""
     return {name: v[name] if name in v else u[name] for name in task.names}
 
 

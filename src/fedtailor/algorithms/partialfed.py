@@ -140,7 +140,7 @@ def straight_through(logits, key, tau):
 
 
 def mixture(task, g, v, choice):
-    """choice_0 g + choice_1 v, layer by layer. Statistics follow the choice but do not influence it."""
+    """Return choice_0 g + choice_1 v, layer by layer. Statistics follow the choice but do not influence it."""
     index_of = {layer: i for i, layer in enumerate(layers(task))}
 
     def mixed(name):

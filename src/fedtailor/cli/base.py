@@ -112,7 +112,8 @@ def show(rows: Any, cells: Sequence[dict[str, Any]], as_json: bool) -> None:
     has_text = len(numbers) + 1 < len(cells[0])  # if no other column is text, the names in the first one may be broken
     for i, title in enumerate(cells[0]):
         if title in numbers:
-            table.add_column(printable(title).replace(" ", "\n"), no_wrap=True, justify="right")
+            longest = max(len(str(row[title])) for row in cells)  # "0.63 ± 0.07" is not cut between its words
+            table.add_column(printable(title).replace(" ", "\n"), no_wrap=True, justify="right", min_width=longest)
         else:
             # however many columns of numbers there are, it is seen whose they are, and no word of a heading is broken
             least = NAMES if i == 0 else max(map(len, title.split()), default=0)

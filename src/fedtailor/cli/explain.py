@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedtailor.cli.base import Json, print_text
-from fedtailor.cli.predict import own_federation
+from fedtailor.cli.own_data import own_federation
 from fedtailor.cli.results import Client, Method, Where, open_run
 
 

@@ -14,7 +14,7 @@ import typer
 
 from fedtailor.cli.base import Json
 from fedtailor.config import DataSettings, RunSettings, assignments, join, read, value
-from fedtailor.engine.options import has_no_privacy, names, without_privacy
+from fedtailor.engine.checked import has_no_privacy, names, without_privacy
 from fedtailor.errors import InvalidArgument, nearest
 
 Config = Annotated[Path | None, typer.Option("--config", help="A TOML file with the names of the flags; flags win.")]
@@ -75,7 +75,7 @@ def command_of(
     for name, field in kind.model_fields.items():
         flag = "--" + (field.alias or name).replace("_", "-")
         parameters.append(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=_option(name, flag, field), default=None)
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=option_of(name, flag, field), default=None)
         )
     for name, annotation in (("config", Config), ("save_config", SaveConfig), ("out", to), *more.items(), ("as_json", Json)):
         default = False if name == "as_json" else None
@@ -104,7 +104,7 @@ def _complete_method(incomplete: str) -> list[str]:
     return [f"{done}{comma}{slug(m)}" for m in METHODS if slug(m).startswith(last)]
 
 
-def _option(name: str, flag: str, field: Any) -> Any:
+def option_of(name: str, flag: str, field: Any) -> Any:
     """The typer option for a setting: its type without None, with lists and tables as text."""
     plain = name.rstrip("_")
     help_ = field.description or ""

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedtailor.cli.base import Json, print_text, say
+from fedtailor.cli.own_data import own_federation
 from fedtailor.cli.results import Client, Method, Where, open_models, open_run
 from fedtailor.errors import InvalidArgument, InvalidData, ModelMismatch
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedtailor.data.federation import Federation
     from fedtailor.runs.models import Saved
 
 Answer = Callable[[Any], Any]  # rows of features (or tokens) to logits
@@ -46,9 +46,9 @@ def predict(
 
     Without --client, each row is predicted by the model of the client it names; rows of clients the run has not seen are
     predicted by the shared model (of a comparison whose best method has none, by that of the best that has one; of a run that
-    has none, by the mean of its clients' predictions). The column "model used" says which. With --held-out the rows are those
-    of the run's table that nothing was trained or tuned on. A cell that a spreadsheet would take for a formula is written with
-    an apostrophe before it.
+    has none, by the model of the client whose rows are most like theirs). The column "model used" says which. With --held-out
+    the rows are those of the run's table that nothing was trained or tuned on. A cell that a spreadsheet would take for a formula
+    is written with an apostrophe before it.
     """
     from fedtailor.cli.escape import quoted_formulas
     from fedtailor.data.tables import read_table
@@ -116,22 +116,33 @@ def predicted(saved: Saved, table: pd.DataFrame, client: str | None, substitute:
         method = "" if others is None or others is saved else f" of {others.facts['algorithm']}"
         model = f"the shared model{method} predicts"
         if others is None:
-            mean = f"the mean of the {len(saved.clients)} clients' predictions"
-            model = f"{saved.facts['algorithm']} has no shared one, so {mean} stands for it in"
+            near = "the model of the client whose rows are most like theirs"
+            stand_in = near if "middles" in saved.facts else f"the mean of the {len(saved.clients)} clients' predictions"
+            model = f"{saved.facts['algorithm']} has no shared one, so {stand_in} predicts"
         say(f"no model of {listing}; {model} their rows (with some labels, fedtailor onboard makes their own)")
     filled = []
     for name, rows in parts:
-        models, used = (saved, own[name]) if own[name] is not None else (others, "shared")
-        if models is None:
-            used = f"mean of {len(saved.clients)} clients"
-        elif models is not saved:
-            used = f"shared ({models.facts['algorithm']})"
-        answer = saved.ensemble if models is None else partial(models.predict, own[name])
         part = table.iloc[rows]
-        filled.append(_predict_part(models or saved, answer, own[name], part).assign(**{"model used": used}))
+        models, whose, used = _model_for(own[name], part, saved, others)
+        answer = saved.ensemble if models is None else partial(models.predict, whose)
+        filled.append(_predict_part(models or saved, answer, whose, part).assign(**{"model used": used}))
     if not filled:
         return table.assign(prediction=[])
     return pd.concat(filled).iloc[np.argsort(np.concatenate([rows for _, rows in parts]), kind="stable")]
+
+
+def _model_for(
+    client: str | None, part: pd.DataFrame, saved: Saved, others: Saved | None
+) -> tuple[Saved | None, str | None, str]:
+    """The models to predict a client's rows with, whose of them (None: the shared one), and what the table calls it. A stranger
+    has the shared model of ``others`` or, where there is none, the nearest client's; no models: the mean of all predictions."""
+    if client is not None:
+        return saved, client, client
+    if others is not None:
+        return others, None, "shared" if others is saved else f"shared ({others.facts['algorithm']})"
+    if saved.schema is None or (near := saved.nearest(saved.schema.encode(part, None, RowsOf(part.index)))) is None:
+        return None, None, f"mean of {len(saved.clients)} clients"
+    return saved, near, f"{near} (nearest client)"
 
 
 def test_rows(folder: Path, saved: Saved, rows: Path | None) -> pd.DataFrame:
@@ -145,30 +156,6 @@ def test_rows(folder: Path, saved: Saved, rows: Path | None) -> pd.DataFrame:
     federation, _, path = own_federation(folder, saved, rows)
     assert federation.test.rows is not None
     return read_table(path, (saved.schema.client, saved.schema.label)).iloc[np.sort(federation.test.rows)]
-
-
-def own_federation(folder: Path, saved: Saved, rows: Path | None) -> tuple[Federation, Federation, Path]:
-    """The federation that a run was made with, as read and as trained on, and where it lies; another one is refused."""
-    from fedtailor.config import RunSettings
-    from fedtailor.engine.prepare import readied
-    from fedtailor.runs.config import fingerprint
-    from fedtailor.runs.contents import open_contents
-    from fedtailor.runs.layout import IDENTITY
-
-    if "data" not in saved.config:
-        raise InvalidArgument("the run was made in Python, from a federation that no command makes; do the same there")
-    path = Path(saved.config["data"]) if rows is None else rows
-    if (rows is not None or saved.schema is not None) and not path.exists():
-        raise InvalidArgument(f"the run's table {str(path)!r} is not there any more; give it after RUN")
-    settings = RunSettings.of({**saved.config, "data": str(path)}, f"{folder}: ")
-    federation = settings.federation()
-    ready = readied(federation, settings.options())[0]
-    identity = open_contents(folder).json(IDENTITY)
-    if identity is None:
-        say("whether the table is that of the run cannot be checked: checkpoints/identity.json is not there")
-    elif identity.get("data") != fingerprint(ready):
-        raise ModelMismatch(f"{str(path)!r} is not the table that the run was made with, or it was changed since; give that one")
-    return federation, ready, path
 
 
 def _substitute(where: Path) -> Saved | None:

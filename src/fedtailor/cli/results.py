@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -39,7 +39,7 @@ def report(
         with readable(where):
             records = read(where)
             best = headline(records)["best"]
-            more = {"failed": failures_of(where), "yardsticks": yardsticks_in(where)}
+            more = {"failed": failures_of(where), "yardsticks": yardsticks_in(where), "explained": _explained(where)}
             page = write(records, to or where / "report.html", command=f"fedtailor report {where}", **more)
     written = []
     if figures is not None:
@@ -50,6 +50,27 @@ def report(
         print_text(json.dumps({"report": str(page), "best": best, "figures": written}, indent=2))
         return
     print_text(f"The report is in {page}." + (f" {len(written)} figures are in {figures}." if written else ""))
+
+
+def _explained(where: Path) -> Any:
+    """What the report of a run says of its models, where its table is still there."""
+    from fedtailor.cli.own_data import own_federation
+    from fedtailor.engine.explain import for_report
+    from fedtailor.errors import DamagedRun, FedtailorError
+    from fedtailor.runs import models
+    from fedtailor.runs.contents import open_contents
+
+    contents = open_contents(where)
+    if contents.config.get("command") == "compare" or not contents.finished:
+        return None, []
+    try:
+        saved = models.read_from(contents)
+        return for_report(saved, own_federation(where, saved, None)[1]) if saved.schema is not None else (None, [])
+    except DamagedRun:
+        raise
+    except FedtailorError as error:
+        say(f"what the models rest on is not shown: {error}")
+        return None, []
 
 
 def export(

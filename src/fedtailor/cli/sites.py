@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fedtailor.cli.base import Json, print_text, say, show
+from fedtailor.cli.sites_init import init
 from fedtailor.cli.sites_run import ENDED, LOOK, next_run, train
 from fedtailor.errors import InvalidArgument
 
@@ -17,62 +18,7 @@ sites = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Train acr
 Folder = Annotated[Path, typer.Argument(metavar="NETWORK", help="The folder that sites init made.")]
 
 
-@sites.command()
-def init(
-    folder: Annotated[Path, typer.Argument(metavar="NETWORK", help="The folder to make.")],
-    names: Annotated[str, typer.Option("--sites", metavar="A,B", help="The sites' names, separated by commas.")],
-    schema: Annotated[
-        Path | None, typer.Option(help="What a table looks like (TOML): columns, ranges, categories, label.")
-    ] = None,
-    like: Annotated[Path | None, typer.Option(help="In place of --schema: a table to take it from, to be looked over.")] = None,
-    label: Annotated[str | None, typer.Option(help="With --like: the column to predict.")] = None,
-    client: Annotated[str | None, typer.Option(help="With --like: the column that says whose row it is.")] = None,
-    method: Annotated[str | None, typer.Option(help="The method, by name or as mine.py:MyMethod (default: fedclup).")] = None,
-    model: Annotated[str | None, typer.Option(help="A network by name (see: fedtailor list models; default: linear).")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds of training (default: 20).")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Settings of the method.")] = None,
-    config: Annotated[Path | None, typer.Option(help="Further settings, in a TOML file with the names of run's flags.")] = None,
-    address: Annotated[str, typer.Option(help="The server's host:port, as sites see it.")] = "127.0.0.1:8443",
-    public: Annotated[Path | None, typer.Option(help="Rows that everybody may see (.csv), for methods that distil.")] = None,
-    secure: Annotated[bool, typer.Option("--secure", help="Let the server see sums of uploads only, never one.")] = False,
-    threshold: Annotated[int | None, typer.Option(help="With --secure: the fewest sites in a sum (default: two thirds).")] = None,
-    as_json: Json = False,
-) -> None:
-    """Write the folder of a network: what is trained, what tables look like, certificates, a key for every site, a checklist."""
-    import tomllib
-
-    from fedtailor.config import RunSettings, assignments, join, read
-    from fedtailor.sites import project
-    from fedtailor.sites.table import AgreedTable, written_like
-
-    if (schema is None) == (like is None):
-        raise InvalidArgument("give --schema FILE, or --like TABLE with --label, to say what a table looks like")
-    if like is not None and label is None:
-        raise InvalidArgument("--like needs --label, the column to predict")
-    if schema is not None:
-        AgreedTable.read(schema)  # refused here if it cannot be read
-        looks = tomllib.loads(schema.read_text())
-    else:
-        looks = written_like(like or Path(), label or "", client)
-    flags = {"method": method, "model": model, "rounds": rounds, "set": assignments(set_ or [], "--set")}
-    asked = {name: value for name, value in flags.items() if value is not None}  # what is not leaves it to the file
-    settings = RunSettings.of(join({"rounds": 20}, read(config) if config else {}, asked, {"data": "sites"}))
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise InvalidArgument(f"--address must be host:port, not {address!r}")
-    everyone = [name.strip() for name in names.split(",") if name.strip()]
-    if threshold is not None and not secure:
-        raise InvalidArgument("--threshold says how many sites a secure sum needs; give --secure as well")
-    terms = {"threshold": threshold} if secure else None
-    made = project.create(
-        folder, everyone, looks, settings.algorithm(), settings.model, settings.options(), (host, int(port)), terms, public
-    )
-    if as_json:
-        typer.echo(json.dumps({"network": str(folder), "sites": everyone, "digest": made.digest}, indent=2))
-        return
-    if like is not None:
-        say(f"ranges and categories are those of {like}; look them over in schema.toml before anybody agrees to them")
-    print_text(f"The network is in {folder}; go on with {folder / project.CHECKLIST}.")
+sites.command()(init)
 
 
 @sites.command()
@@ -81,7 +27,8 @@ def server(
     host: Annotated[str, typer.Option(help="The interface to listen on (0.0.0.0: all).")] = "127.0.0.1",
 ) -> None:
     """Let the sites of a network connect, over TLS and with their own keys only; stays until it is stopped."""
-    from fedtailor.sites.processes import UNREGISTERED_AT_SERVER, start_server
+    from fedtailor.sites.listening import refusals
+    from fedtailor.sites.processes import start_server
     from fedtailor.sites.project import Network
 
     network = Network(folder)
@@ -92,10 +39,10 @@ def server(
     try:
         while started.alive:
             time.sleep(LOOK)
-            count = started.said().count(UNREGISTERED_AT_SERVER)
-            if count > refused:
-                say("refused a site whose key is not registered")
-                refused = count
+            heard = refusals(started.said())
+            for line in dict.fromkeys(heard[refused:]):  # a site that tries again and again is told of once
+                say(line)
+            refused = len(heard)
     finally:
         started.stop()
     raise InvalidArgument(f"the server ended by itself; read {started.log}")

@@ -19,7 +19,7 @@ from fedtailor.runs import files
 from fedtailor.runs.folder import read
 from fedtailor.sites.house import House
 from fedtailor.sites.processes import Member, need_flower, start_server
-from fedtailor.sites.project import Network, Place, create
+from fedtailor.sites.project import Draft, Network, Place, create
 
 SITES = 3
 DEADLINE = 90.0  # seconds: a machine under load starts a process slowly
@@ -56,7 +56,9 @@ def play(out: Path, data: Path) -> Path:
     records = {}
     for number, (method, settings) in enumerate(METHODS.items()):
         options = Options(rounds=ROUNDS[method], batch_size=16, evaluate_every=0)
-        network = create(out / method, names, schema, make(method, settings), "linear", options, ("127.0.0.1", _free_port()))
+        address, algorithm = ("127.0.0.1", _free_port()), make(method, settings)
+        draft = Draft(sites=names, schema=schema, address=address, algorithm=algorithm, options=options)
+        network = create(out / method, draft)
         _impatient(network)
         victim = names[-1] if number == len(METHODS) - 1 else None
         run = _show(network, tables, victim)

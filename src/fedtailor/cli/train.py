@@ -41,6 +41,7 @@ def run(settings: RunSettings, out: Path | None, as_json: bool, save: Path | Non
     from fedtailor.engine.run import run as train
     from fedtailor.report.evidence import Evidence
     from fedtailor.report.page import write
+    from fedtailor.report.words import threshold_words
 
     folder = out or new_folder(settings.data, settings.method)
     with resumable(folder):
@@ -48,15 +49,31 @@ def run(settings: RunSettings, out: Path | None, as_json: bool, save: Path | Non
             options = settings.options()
             result = train(algorithm, federation, settings.model, options, out=folder, resume=resuming, callback=callback)
         evidence = Evidence({result.summary["algorithm"]: [result.record()]})
-        page = write(evidence.results, folder / "report.html", command=command_line())
+        page = write(
+            evidence.results, folder / "report.html", command=command_line(), explained=_explained(folder, result.federation)
+        )
     tell_notes(result.summary["notes"], federation)
     if as_json:
         typer.echo(json.dumps({**result.summary, "verdict": evidence.verdict.json(), "out": str(folder)}, indent=2))
         return
     show([], [_cells(result.summary["settings"], result.summary, [result.summary])], False)
     tell_privacy({result.summary["algorithm"]: result.summary})
-    print_text(evidence.verdict.sentence)
+    for line in (evidence.verdict.sentence, threshold_words(evidence)):
+        if line:
+            print_text(line)
     print_text(f"The run is in {folder}, the report in {page}.")
+
+
+def _explained(folder: Path, federation: Any) -> Any:
+    """What the report says of a finished run's models; nothing where they cannot be read without Python."""
+    from fedtailor.engine.explain import for_report
+    from fedtailor.errors import BadRun
+    from fedtailor.runs import models
+
+    try:
+        return for_report(models.read(folder), federation)
+    except BadRun:
+        return None, []
 
 
 def compare(
@@ -75,7 +92,7 @@ def compare(
     form = _form(as_json, forms)
     algorithms, federation = settings.algorithms(), settings.federation()
     tell_about(federation)
-    if settings.splits > 1 and settings.split is not None:
+    if settings.splits != 1 and settings.split is not None:
         raise InvalidArgument("the column of --split says which rows test, and --splits draws them; give one of the two")
     if settings.grid and not settings.tune:
         say("the grid is not used; add --tune to choose from it")
@@ -150,13 +167,13 @@ def _show_comparison(comparison: Any, evidence: Any) -> None:
     """Print the table, the verdict and what goes with it."""
     from fedtailor.report.page import terminal_rows
     from fedtailor.report.privacy import worst_of
-    from fedtailor.report.words import chosen, held_against
+    from fedtailor.report.words import chosen, held_against, threshold_words
 
     show([], terminal_rows(evidence), False)
     for label, reason in comparison.failed.items():
         print_text(f"{label} failed: {reason}")
     tell_privacy({label: worst_of(comparison.summaries(label)) for label in comparison})
-    for line in (evidence.verdict.sentence, chosen(evidence), held_against(evidence)):
+    for line in (evidence.verdict.sentence, chosen(evidence), held_against(evidence), threshold_words(evidence)):
         if line:
             print_text(line)
 

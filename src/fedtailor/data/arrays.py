@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -96,7 +97,7 @@ def client_names(names: Sequence[str] | None, train: Any, test: Any, others: Map
         raise InvalidData("names must be strings (a number counts clients from 0); use names=[str(n) for n in names]")
     names = tuple(names) if names is not None else tuple(str(i) for i in range(len(train)))
     if len(set(names)) != len(names):
-        duplicate = next(n for n in names if list(names).count(n) > 1)
+        duplicate = next(name for name, count in Counter(names).items() if count > 1)
         raise InvalidData(f"two clients are called {duplicate!r}; give every client a name of its own")
     for argument, values in {"names": names, "test": test, **others}.items():
         if values is not None and len(values) != len(train):
@@ -142,6 +143,43 @@ def joined(parts: Mapping[str, Pairs | None], names: Sequence[str], tokens: bool
 
 
 def join(split: str, pairs: Pairs, names: Sequence[str], tokens: bool) -> Split:
+    """Return one split of all clients' rows, checked."""
+    features, targets, offsets = _at_once(pairs) or _one_by_one(split, pairs, names)
+    for array_name, values in (("x", features), ("y", targets)):
+        if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+            bad = int((~torch.isfinite(values.reshape(len(values), -1)).all(1)).nonzero()[0, 0])
+            client = names[int(np.searchsorted(offsets, bad, "right")) - 1]
+            raise InvalidData(
+                f"{split} {array_name} of client {client} has a value that is not finite (NaN or infinity); fill or drop it"
+            )
+    if not features.is_floating_point():
+        features = features.to(torch.int64 if tokens else torch.float32)
+    return Split(features, targets, offsets)
+
+
+def _at_once(pairs: Pairs) -> tuple[Tensor, Tensor, NDArray[np.int64]] | None:
+    """Return (x, y, offsets) of NumPy arrays that are all alike, without a tensor for each client, since there may be a million;
+    None where they are anything else, or something is wrong that is to be named."""
+    if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in pairs):
+        return None
+    joined = []
+    for place, least in ((0, 2), (1, 1)):
+        arrays: list[Any] = [pair[place] for pair in pairs]
+        if not all(type(array) is np.ndarray for array in arrays):
+            return None
+        forms = {(array.dtype, array.shape[1:], array.ndim) for array in arrays}
+        (dtype, _, axes), *others = forms
+        if others or axes < least or dtype.kind not in "biuf" or not dtype.isnative:
+            return None
+        joined.append((np.fromiter(map(len, arrays), np.int64, len(arrays)), _tensor("rows", np.concatenate(arrays))))
+    (sizes, x), (lengths, y) = joined
+    if not np.array_equal(sizes, lengths) or not sizes.all():
+        return None
+    return x, y[:, 0] if y.dim() == 2 and y.shape[1] == 1 else y, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+
+def _one_by_one(split: str, pairs: Pairs, names: Sequence[str]) -> tuple[Tensor, Tensor, NDArray[np.int64]]:
+    """Return (x, y, offsets); what is wrong is refused with the name of the client."""
     xs: list[Tensor] = []
     ys: list[Tensor] = []
     sizes: list[int] = []
@@ -174,18 +212,7 @@ def join(split: str, pairs: Pairs, names: Sequence[str], tokens: bool) -> Split:
         xs.append(x)
         ys.append(y)
         sizes.append(len(y))
-    features, targets = torch.cat(xs), torch.cat(ys)
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    for array_name, values in (("x", features), ("y", targets)):
-        if values.is_floating_point() and not bool(torch.isfinite(values).all()):
-            bad = int((~torch.isfinite(values.reshape(len(values), -1)).all(1)).nonzero()[0, 0])
-            client = names[int(np.searchsorted(offsets, bad, "right")) - 1]
-            raise InvalidData(
-                f"{split} {array_name} of client {client} has a value that is not finite (NaN or infinity); fill or drop it"
-            )
-    if not features.is_floating_point():
-        features = features.to(torch.int64 if tokens else torch.float32)
-    return Split(features, targets, offsets)
+    return torch.cat(xs), torch.cat(ys), np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
 def check_alike(part: str, split: Split, train: Split) -> None:

@@ -78,14 +78,18 @@ class Augment:
             )
         return new
 
-    def check(self, x: Tensor) -> None:
-        """Refuse a function that fails, mixes rows, changes them in place, or draws numbers of its own."""
+    def check(self, x: Tensor, length: int = TRIED) -> None:
+        """Refuse a function that fails, mixes rows, changes them in place, or draws numbers of its own (in batches of ``length``
+        rows, or of a few)."""
         rows, number = x[:TRIED].clone(), np.arange(min(TRIED, len(x)))
         step = np.full(len(rows), 7)
         before = _generators()
         try:
+            if length > TRIED:
+                batch = x[:length].clone()
+                self(batch, np.full(len(batch), 7), np.arange(len(batch)))
             whole = self(rows, step, number)
-            alone = torch.cat([self(rows[i : i + 1], step[i : i + 1], number[i : i + 1]) for i in number])
+            one_by_one = torch.cat([self(rows[i : i + 1], step[i : i + 1], number[i : i + 1]) for i in number])
         except FedtailorError:
             raise
         except Exception as error:
@@ -99,7 +103,7 @@ class Augment:
             )
         if not torch.equal(rows, x[:TRIED]):
             raise InvalidArgument(f"the augmentation {self.name} changes rows in place; let it return new ones")
-        if not torch.allclose(whole, alone, rtol=1e-4, atol=1e-5):
+        if not torch.allclose(whole, one_by_one, rtol=1e-4, atol=1e-5):
             raise InvalidArgument(
                 f"the augmentation {self.name} mixes rows, or remembers something; let each row depend on itself"
             )

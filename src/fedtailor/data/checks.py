@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedtailor.data.federation import Federation
 from fedtailor.data.schema import Column
 from fedtailor.data.split import Split
-from fedtailor.data.words import listed, shown
+from fedtailor.data.words import counted, listed, shown
 
 Floats = NDArray[np.float64]
 ROWS = 50_000  # of each part that are looked at
@@ -24,6 +24,8 @@ RARE = 0.05
 FAR = 12  # robust deviations from the median
 APART = 0.2  # of a column's variance between clients
 SAME = 1 - 1e-6  # correlation
+ABSENT = 0.9  # of a client's values missing
+ROUNDING = 1e-6  # of a column's size: what is left of 0 in features of 32 bits
 
 
 class Finding(NamedTuple):
@@ -56,7 +58,11 @@ def findings(fed: Federation) -> list[Finding]:
     for i, (column, at) in enumerate(slices):
         if column.kind in ("numeric", "date"):
             back = _restorer(fed, i)
-            out += [*_outliers(column, train, at, back), *_shift(fed, column, train, at, back)]
+            out += [
+                *_outliers(column, train, at, back),
+                *_shift(fed, column, train, at, back),
+                *_one_value(fed, column, train, at, back),
+            ]
     return out + _repeated(train, test)
 
 
@@ -81,23 +87,32 @@ def _restorer(fed: Federation, i: int) -> Callable[[Floats, NDArray[np.int64]], 
     assert fed.schema is not None
     column, own = fed.schema.columns[i], fed.schema.clients
     moments = np.array([own[name][i] if name in own else (column.mean, column.scale) for name in fed.names])
-    return lambda values, client: values * moments[client, 1] + moments[client, 0] + column.origin
+    small = ROUNDING * np.abs(moments).sum(1)
+
+    def back(values: Floats, client: NDArray[np.int64]) -> Floats:
+        units = values * moments[client, 1] + moments[client, 0]
+        return np.where(np.abs(units) < small[client], 0.0, units) + column.origin
+
+    return back
 
 
 def _clients(fed: Federation) -> list[Finding]:
     out = []
     small = [(name, int(size)) for name, size in zip(fed.names, fed.test.sizes, strict=True) if size < TINY]
     if small:
-        few = ", ".join(f"{shown(name)} ({size})" for name, size in sorted(small, key=lambda item: item[1])[:5])
-        more = f" and {len(small) - 5} more" if len(small) > 5 else ""
-        sentence = f"{len(small):,} clients have fewer than {TINY} test rows, too few to judge them by: {few}{more}."
+        few = _those([f"{shown(name)} ({size})" for name, size in sorted(small, key=lambda item: item[1])])
+        sentence = f"{_have(len(small))} fewer than {TINY} test rows, too few to judge them by: {few}."
         out.append(Finding("tiny client", None, float(len(small)), sentence))
     if fed.kind.softmax and fed.train.y.dim() == 1:
         single = [name for i, name in enumerate(fed.names) if len(np.unique(fed.train.client(i)[1].numpy())) == 1]
         if single:
-            sentence = f"{len(single):,} clients have one class only in their training rows: {listed(single)}."
+            sentence = f"{_have(len(single))} one class only in the training rows: {listed(single)}."
             out.append(Finding("one class", None, float(len(single)), sentence))
     return out
+
+
+def _have(clients: int) -> str:
+    return f"{counted(clients, 'client')} {'has' if clients == 1 else 'have'}"
 
 
 def _imbalance(fed: Federation) -> list[Finding]:
@@ -109,10 +124,10 @@ def _imbalance(fed: Federation) -> list[Finding]:
         return []
     name = (fed.classes or tuple(map(str, range(fed.labels))))[int(counts.argmin())]
     best = counts.max() / counts.sum()
-    sentence = (
-        f"The class {shown(name)} is {100 * share:.1f} % of the rows: always guessing the most frequent class is right in "
-        f"{100 * best:.1f} %, so accuracy says little; look at the AUC."
-    )
+    why = "accuracy hardly shows whether it is found"
+    if best > 1 - 2 * RARE:
+        why = f"always guessing the most frequent class is right in {100 * best:.1f} %, so accuracy says little"
+    sentence = f"The class {shown(name)} is {100 * share:.1f} % of the rows: {why}; look at the AUC."
     return [Finding("imbalance", None, share, sentence)]
 
 
@@ -183,10 +198,15 @@ def _outliers(column: Column, train: Part, at: slice, back: Callable[[Floats, ND
     if not 0 < count <= 0.01 * len(values) + 1:
         return []
     worst = float(values[int(far.argmax())])
-    value = str(np.datetime64(int(worst), "D")) if column.kind == "date" else f"{worst:.4g}"
+    value = _written(column, worst)
     usual = "" if column.kind == "date" else f"; half of its values lie between {low:.4g} and {high:.4g}"
     return [
-        Finding("outlier", column.name, float(far.max()), f"{shown(column.name)} has {count:,} far outliers, as {value}{usual}.")
+        Finding(
+            "outlier",
+            column.name,
+            float(far.max()),
+            f"{shown(column.name)} has {counted(count, 'far outlier')}, as {value}{usual}.",
+        )
     ]
 
 
@@ -205,13 +225,49 @@ def _shift(
     if among < APART:
         return []
     first, last = seen[means[seen].argmin()], seen[means[seen].argmax()]
-    ends = (str(np.datetime64(int(m), "D")) if column.kind == "date" else f"{m:.4g}" for m in (means[first], means[last]))
-    low, high = ends
+    low, high = (_written(column, means[i]) for i in (first, last))
     sentence = (
         f"{shown(column.name)} differs between clients ({100 * among:.0f} % of its variance): its mean is {low} at "
         f"{shown(fed.names[first])} and {high} at {shown(fed.names[last])}."
     )
     return [Finding("shift", column.name, among, sentence)]
+
+
+def _one_value(
+    fed: Federation, column: Column, train: Part, at: slice, back: Callable[[Floats, NDArray[np.int64]], Floats]
+) -> list[Finding]:
+    """Find clients who lack a column that others have, or have one number in all rows: often a code for missing."""
+    gap = train.x[:, at.start + 1] > 0 if column.has_indicator else np.zeros(len(train.x), bool)
+    values, owner = back(train.x[:, at.start], train.client)[~gap], train.client[~gap]
+    if len(np.unique(values)) < 3 or gap.mean() >= ABSENT:
+        return []
+    rows, known = (np.bincount(clients, minlength=len(fed)) for clients in (train.client, owner))
+    low, high = np.full(len(fed), np.inf), np.full(len(fed), -np.inf)
+    np.minimum.at(low, owner, values)
+    np.maximum.at(high, owner, values)
+    share = 1 - known / np.maximum(rows, 1)
+    lacking = np.flatnonzero((rows >= TINY) & (share >= ABSENT))
+    single = np.flatnonzero((known >= TINY) & (share < ABSENT) & (low == high))
+    out = []
+    if len(lacking):
+        who = _those([f"{shown(fed.names[i])} ({100 * share[i]:.0f} %)" for i in lacking])
+        sentence = f"{shown(column.name)} is missing in nearly all training rows of {who}."
+        out.append(Finding("absent", column.name, float(share.max()), sentence))
+    if len(single):
+        who = _those([f"{shown(fed.names[i])} ({_written(column, low[i])})" for i in single])
+        sentence = (
+            f"{shown(column.name)} is one and the same in all training rows of {who}; if that means missing, empty the cells."
+        )
+        out.append(Finding("one value", column.name, float(len(single)), sentence))
+    return out
+
+
+def _those(clients: list[str]) -> str:
+    return ", ".join(clients[:5]) + (f" and {len(clients) - 5:,} more" if len(clients) > 5 else "")
+
+
+def _written(column: Column, value: float) -> str:
+    return str(np.datetime64(int(value), "D")) if column.kind == "date" else f"{value:.4g}"
 
 
 def _repeated(train: Part, test: Part) -> list[Finding]:

@@ -248,7 +248,7 @@ def _stack_figure(about: Mapping[str, Any]) -> str:
             x += width
         out.append(_words(x + 6, y + 12, f"{sum(counts):,}", "start"))
     foot = TOP + len(shown) * (BAR + 4) + 12
-    out += _axis([(LEFT + i / 4 * (WIDTH - LEFT - RIGHT), f"{longest * i / 4:,.0f}") for i in range(5)], foot, "rows")
+    out += _axis([(LEFT + n / longest * (WIDTH - LEFT - RIGHT), f"{n:,}") for n in round_numbers(longest)], foot, "rows")
     foot += 40
     legend = list(zip(letters, about["classes"], strict=True))[:LISTED]
     for i, (letter, name) in enumerate(legend):
@@ -257,6 +257,15 @@ def _stack_figure(about: Mapping[str, Any]) -> str:
     if len(letters) > LISTED:
         out.append(_words(20, foot + LISTED // 4 * 22 + 12, f"and {len(letters) - LISTED} more classes", "start"))
     return _svg(out, foot + (-(-len(legend) // 4) + 1) * 22, "Labels by client")
+
+
+def round_numbers(most: int) -> list[int]:
+    """Return 0 and the multiples of 1, 2 or 5 times a power of ten that do not exceed ``most``: one to five of them after 0."""
+    power = 10 ** max(0, len(str(most)) - 2)
+    step = next(
+        size for scale in (1, 10, 100) for size in (power * scale, 2 * power * scale, 5 * power * scale) if 5 * size >= most
+    )
+    return list(range(0, most + 1, step))
 
 
 def _box(x: float, y: float, width: float, i: int) -> str:

@@ -32,6 +32,7 @@ from fedtailor.data.refit import Refit
 from fedtailor.data.schema import Schema
 from fedtailor.data.split import Split
 from fedtailor.data.tokens import count_tokens
+from fedtailor.data.unread import PARTS, Shards, made_up, zeros
 from fedtailor.data.vocabulary import Vocabulary
 from fedtailor.errors import InvalidArgument
 from fedtailor.task.kinds import CLASSIFICATION, Kind, kind_of
@@ -50,7 +51,7 @@ class Federation:
     the fact's name (see ``with_facts``).
     ``tokens`` is the size of the vocabulary where x holds tokens (else 0), ``vocabulary`` says what they stand for. ``refit``
     reads the table again, fitted to the rows of some clients (see ``fitted_to``).
-    ``packing`` says how a row of several parts lies in x.
+    ``packing`` says how a row of several parts lies in x. With ``shards`` the rows are in files and not here (``with_rows``).
     """
 
     train: Split
@@ -72,12 +73,14 @@ class Federation:
     packing: Packing | None = None
     precision: torch.dtype = torch.float32  # the dtype of masks and facts where x holds tokens
     refit: Refit | None = None
+    shards: Shards | None = None
 
     # The other constructors are the readers' own functions; ``fedtailor.data`` puts them here, so that this file needs no reader.
     from_table: ClassVar[Callable[..., Federation]]
     from_folder: ClassVar[Callable[..., Federation]]
     from_texts: ClassVar[Callable[..., Federation]]
     from_datasets: ClassVar[Callable[..., Federation]]
+    from_shards: ClassVar[Callable[..., Federation]]
     load: ClassVar[Callable[..., Federation]]
 
     def __post_init__(self) -> None:
@@ -147,8 +150,28 @@ class Federation:
             truth=None if self.truth is None else [self.truth[i] for i in chosen],
             facts={name: values[chosen] for name, values in self.facts.items()},
             refit=None,
+            shards=None if self.shards is None else self.shards.take(chosen),
             recipe=self.recipe if np.array_equal(chosen, np.arange(len(self))) else None,
         )
+
+    def _splits(self) -> dict[str, Split]:
+        return {part: split for part in PARTS if (split := getattr(self, part)) is not None}
+
+    def with_rows(self) -> Federation:
+        """Return the federation with its rows, read from their files where they are not here."""
+        return self if self.shards is None else replace(self, **self.shards.read(self._splits()), shards=None)  # type: ignore[arg-type]
+
+    def with_zeros(self) -> Federation:
+        """Return the federation with zeros in the place of all rows: enough for what depends on their form alone."""
+        return replace(self, **{part: zeros(split) for part, split in self._splits().items()}, shards=None)  # type: ignore[arg-type]
+
+    def few(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return the first training rows, to try something on; where the rows are not here, some that are made up."""
+        x, y = self.train.x[:count], self.train.y[:count]
+        if self.shards is None:
+            return x, y
+        binary = 0 if self.kind.least_squares else 2
+        return made_up(x, len(y), self.tokens), made_up(y, len(y), self.labels if self.kind.softmax else binary)
 
     def fitted_to(self, clients: Sequence[int] | NDArray[np.int64]) -> Federation:
         """Return the same rows with features made by the training rows of these clients alone: means, scales, fills, categories.

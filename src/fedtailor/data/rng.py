@@ -7,8 +7,12 @@ resume.
 from __future__ import annotations
 
 import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 
 Words = NDArray[np.uint64]
@@ -38,3 +42,19 @@ def purpose(name: str) -> int:
 def generator(seed: int, name: str, *parts: int) -> np.random.Generator:
     """Return a NumPy generator for draws that happen once (a cohort, a split)."""
     return np.random.default_rng([seed, purpose(name), *parts])
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Start torch's, NumPy's and Python's generators from ``seed`` for code of the user's own; outside they go on as if nothing
+    had been drawn."""
+    others = np.random.get_state(), random.getstate()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(others[0])
+            random.setstate(others[1])

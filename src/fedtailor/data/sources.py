@@ -1,4 +1,4 @@
-"""Federations by name: the registry, and ``load``, which opens named sets, tables, folders and LEAF files."""
+"""Federations by name: the registry, and ``load``, which opens named sets, tables, folders, shards and LEAF files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from fedtailor.data.federation import Federation
 from fedtailor.data.pool import PooledData, dealt
-from fedtailor.data.readers import files, images, natural, synthetic, text
+from fedtailor.data.readers import files, images, natural, shards, synthetic, text
 from fedtailor.data.readers.leaf import leaf
 from fedtailor.data.readers.npy import npy
 from fedtailor.data.readers.public import with_public
@@ -75,7 +75,7 @@ def _name(function: Callable[..., Any]) -> str:
 SOURCES: dict[str, Source] = _registry()
 POOLS: dict[str, Callable[..., PooledData]] = {_name(read): read for read in (*POOLED, *OWNED, *SHIFTED)}
 # written before a path, as in leaf:PATH
-FORMATS: dict[str, Source] = {"leaf": leaf, "npy": source(npy, dealt), "text": text.folder}
+FORMATS: dict[str, Source] = {"leaf": leaf, "npy": source(npy, dealt), "text": text.folder, "shards": shards.from_shards}
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class Origin:
 
 
 def load(name: str, *, public: str | None = None, **options: Any) -> Federation:
-    """Load a federation: a set by name, a table (.csv, .tsv, .parquet), a directory, ``leaf:PATH``, ``npy:PATH`` or
-    ``text:PATH``.
+    """Load a federation: a set by name, a table (.csv, .tsv, .parquet), a directory, ``leaf:PATH``, ``npy:PATH``,
+    ``text:PATH`` or ``shards:PATH``.
 
     ``public`` adds unlabelled rows that everyone may see: another set's images (``cifar100:5000``) or those of a .npy file.
     The other options are those of the set (``fedtailor data list``), or of ``from_table``, ``from_folder``, ``from_texts``.
@@ -125,8 +125,7 @@ def origin_of(name: str) -> Origin:
             raise InvalidArgument(f"there is no file {path.absolute()}; check the path")
         return Origin(from_table, f"table {path}", {"source": path})
     if path.is_dir():
-        form = "leaf" if files.is_leaf(path) else "text" if text.is_folder(path) else ""
-        return _directory(form, path) if form else Origin(from_folder, f"directory {path}", {"path": path})
+        return _directory(form, path) if (form := _form(path)) else Origin(from_folder, f"directory {path}", {"path": path})
     if path.is_file():
         raise InvalidArgument(f"cannot tell what {name} is; give a table ({', '.join(TABLES)}) or a directory")
     if len(path.parts) > 1:
@@ -134,6 +133,12 @@ def origin_of(name: str) -> Origin:
     near = difflib.get_close_matches(name, SOURCES, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"the data sets are {', '.join(SOURCES)}"
     raise InvalidArgument(f"unknown data set {name!r}; {hint}")
+
+
+def _form(path: Path) -> str:
+    """Return the format of a directory that shows it; a folder of tables has none."""
+    looks = {"shards": shards.is_folder, "leaf": files.is_leaf, "text": text.is_folder}
+    return next((form for form, look in looks.items() if look(path)), "")
 
 
 def _directory(form: str, path: Path) -> Origin:

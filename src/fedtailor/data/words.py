@@ -35,6 +35,11 @@ def listed(names: Iterable[str], most: int = 5) -> str:
     return ", ".join(shown(name) for name in names[:most]) + more
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural but for 1."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 

@@ -18,7 +18,7 @@ ROWS = 4
 
 
 def check_model(module: nn.Module | Task, x: Any = None, y: Any = None, loss: str = "cross_entropy") -> list[ModuleProblem]:
-    """Return what a module breaks of the promises of a run: form (lazy, TorchScript), randomness, memory, buffers, rows apart,
+    """Return what a module breaks of the promises of a run: form (lazy, complex, ...), randomness, memory, buffers, rows apart,
     engines agree; and what is good to know of it (tied weights, compiled).
 
     An empty list is a module that trains alike on every engine. A finding says in ``words`` what is wrong, and whether it is
@@ -33,9 +33,11 @@ def check_model(module: nn.Module | Task, x: Any = None, y: Any = None, loss: st
     if isinstance(module, nn.Module):
         try:
             module, notes = plain_module(module)
+            task = Task.from_module(module, loss, packing=packing)
         except InvalidArgument as error:
             return [ModuleProblem("form", str(error), refused=True)]
-    task = module if isinstance(module, Task) else Task.from_module(module, loss, packing=packing)
+    else:
+        task = module
     kind = next((kind for kind in KINDS.values() if kind.loss == loss), task.kind)
     like = next(iter(task.init().values()))
     rows = _rows(module, like) if x is None else torch.as_tensor(x)
@@ -43,7 +45,7 @@ def check_model(module: nn.Module | Task, x: Any = None, y: Any = None, loss: st
     logits = _logits(task, rows)
     targets = _targets(kind.softmax, logits) if y is None else torch.as_tensor(y)
     task.check_fit(rows, targets, logits.shape[-1])
-    return [*findings(task, rows, targets), *(ModuleProblem("compiled", note) for note in notes)]
+    return [*findings(task, rows, targets, len(rows)), *(ModuleProblem("compiled", note) for note in notes)]
 
 
 @torch.no_grad()

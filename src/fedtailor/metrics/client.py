@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedtailor.data import rng
 from fedtailor.task import Task
 from fedtailor.task.kinds import PAD
 from fedtailor.task.scores import Metric
@@ -37,13 +38,19 @@ def measure(task: Task, own: Tensor, shared: Tensor | None, y: Tensor, mask: Ten
         return ((values.double() * real).flatten(1).sum(1) / rows).numpy()
 
     def loss(logits: Tensor) -> Numbers:
-        losses = task.example_loss(logits.flatten(0, 1), y.flatten(0, 1)).view(mask.shape).double()
+        losses = _losses(task, logits.flatten(0, 1), y.flatten(0, 1)).view(mask.shape).double()
         return ((losses * weight).sum(1) / weight.sum(1)).numpy()
 
     logits_by_side = {"personal": own, **({} if shared is None else {"global": shared})}
-    hits = {side: task.kind.hits(logits, y) for side, logits in logits_by_side.items()}
+    hits = {"personal": task.kind.hits(own, y)}
+    if shared is not None:
+        hits["global"] = hits["personal"] if shared is own else task.kind.hits(shared, y)
     out = {"rows": rows.numpy()}
     for side, logits in logits_by_side.items():
+        if side == "global" and shared is own:  # nobody has a model of its own: nothing is computed twice
+            mine = {name.removesuffix("_personal"): values for name, values in out.items() if name.endswith("_personal")}
+            out |= {f"{name}_global": values for name, values in mine.items()}
+            continue
         for metric in (m for m in task.measured if final or not m.late):
             values = mean(hits[side]) if metric.clients is None else metric.clients(logits, y, real)
             out |= {} if values is None else {f"{metric.name}_{side}": values}
@@ -52,6 +59,14 @@ def measure(task: Task, own: Tensor, shared: Tensor | None, y: Tensor, mask: Ten
         a, b = hits["personal"] > 0, hits["global"] > 0
         out |= {"both_correct": mean(a & b), "global_only": mean(b & ~a), "personal_only": mean(a & ~b)}
     return out
+
+
+def _losses(task: Task, logits: Tensor, y: Tensor) -> Tensor:
+    """The rows' losses; one of the user's own may draw, and write to what it is given."""
+    if task.example_loss == task.kind.example_loss:
+        return task.example_loss(logits, y)
+    with rng.seeded(0):
+        return task.example_loss(logits.clone(), y)
 
 
 def accuracy_on(task: Task, logits: Tensor, y: Tensor, score: Metric | None = None) -> Numbers:

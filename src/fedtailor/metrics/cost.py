@@ -55,16 +55,6 @@ def multiply_adds(call: Callable[[], object]) -> int:
     return counter.get_total_flops() // 2  # torch counts a multiply-add as two
 
 
-def work_of_blocks(task: Task, model: dict[str, Tensor], x: Tensor) -> dict[str, int]:
-    """Multiply-adds of each block of a model on these rows."""
-    out = {}
-    for block in task.blocks:
-        out[block.name] = multiply_adds(lambda block=block, x=x: block(model, x))  # type: ignore[misc]
-        with torch.no_grad():
-            x = block(model, x)
-    return out
-
-
 def work_of_prediction(algorithm: Algorithm, task: Task, shared: Any, personal: Any, x: Tensor) -> int:
     """Multiply-adds of a client's predictions on these rows; {} in place of ``personal`` is often the shared model alone."""
     return multiply_adds(lambda: algorithm.predict(task, *opened(shared, personal), x))

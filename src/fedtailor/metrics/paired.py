@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import norm, t
+from scipy.special import ndtr, stdtr, stdtrit
 
 from fedtailor.errors import InvalidArgument, InvalidData
 from fedtailor.task.scores import Metric
@@ -48,6 +48,7 @@ class Paired:
     over: str | None = "clients"
     splits: int = 1
     error: float = 0.0  # the standard error of the mean
+    plain: float | None = None  # the mean in which all clients count alike, where that is another one
 
     @property
     def errors_ahead(self) -> float:
@@ -90,7 +91,18 @@ def paired(score: Metric, ours: ArrayLike, theirs: ArrayLike, rows: ArrayLike | 
     error = (spread or clients).error
     moved = gains[known]
     shares = (float(np.mean(moved > 0)), float(np.mean(moved < 0)), float(np.mean(moved == 0)))
-    return Paired(gains, int(known.sum()), mean, low, high, p, *shares, over, len(each), error)
+    plain = None if np.ptp(weights) <= ALIKE else float(moved.mean())
+    return Paired(gains, int(known.sum()), mean, low, high, p, *shares, over, len(each), error, plain)
+
+
+def over_rows(score: Metric, ours: ArrayLike, theirs: ArrayLike, gain: float | None = None, error: float | None = None) -> Paired:
+    """Compare two models on the rows of one client: by a number per row, or, of a score that is no mean over rows, by its
+    ``gain`` and the standard ``error`` of it."""
+    each = paired(score, ours, theirs)
+    mean = each.mean if gain is None else gain
+    scatter = Scatter(each.error if error is None else error, each.clients - 1.0)
+    low, high, p = scatter.around(mean)
+    return replace(each, mean=mean, low=low, high=high, p=p, error=scatter.error, over="rows")
 
 
 class Scatter(NamedTuple):
@@ -101,13 +113,13 @@ class Scatter(NamedTuple):
 
     @property
     def half_width(self) -> float:
-        return float(self.error * t.ppf(0.975, self.freedom)) if self.freedom > 0 and self.error > 0 else self.error
+        return float(self.error * stdtrit(self.freedom, 0.975)) if self.freedom > 0 and self.error > 0 else self.error
 
     def around(self, mean: float) -> tuple[float, float, float]:
         """Return the ends of the 95 % interval of a mean, and the two-sided p-value of no difference, by Student's law."""
         if self.error == 0 or self.freedom <= 0:
             return mean, mean, 1.0 if mean == 0 or self.freedom <= 0 else 0.0
-        p = 2 * t.sf(abs(mean) / self.error, self.freedom)
+        p = 2 * stdtr(self.freedom, -abs(mean) / self.error)
         return mean - self.half_width, mean + self.half_width, float(p)
 
 
@@ -180,7 +192,7 @@ def interval(gains: ArrayLike, seed: int = 0) -> tuple[float, float]:
     sizes = [min(block, DRAWS - start) for start in range(0, DRAWS, block)]
     means = np.concatenate([known[rng.integers(len(known), size=(size, len(known)))].mean(1) for size in sizes])
     n = len(known)
-    outer = norm.cdf(-math.sqrt(n / (n - 1)) * t.ppf(0.975, n - 1)) if n > 1 else 0.0
+    outer = float(ndtr(-math.sqrt(n / (n - 1)) * stdtrit(n - 1, 0.975))) if n > 1 else 0.0
     low, high = np.quantile(means, (outer, 1 - outer))
     return float(low), float(high)
 

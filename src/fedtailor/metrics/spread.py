@@ -56,6 +56,11 @@ def on_validation(kind: str, clients: Columns, score: Metric) -> dict[str, Any]:
     return {**means, "val_score": weighted_mean(clients[f"{score.name}_personal"], clients["rows"])}
 
 
+def judged_by(clients: Columns, score: Metric) -> Columns:
+    """Each client's columns of validation that methods are chosen by, under the names they have beside those of the test rows."""
+    return {f"val_{key}": clients[key] for key in ("rows", f"{score.name}_personal", "loss_personal")}
+
+
 def weighted_mean(values: NDArray[np.float64], rows: NDArray[np.float64]) -> float | None:
     """The mean over the clients that have a score, with their weights in a verdict."""
     known = ~np.isnan(values)

@@ -35,12 +35,12 @@ def at(threshold: float, probability: Numbers, positive: NDArray[np.bool_]) -> d
 
 
 def _measures(right: int, said: int, true: int, rows: int) -> dict[str, Any]:
-    negative, kept = rows - true, rows - true - (said - right)
+    negative, true_negatives = rows - true, rows - true - (said - right)
     sensitivity = right / true if true else None
-    specificity = kept / negative if negative else None
+    specificity = true_negatives / negative if negative else None
     known = [value for value in (sensitivity, specificity) if value is not None]
     return {
-        "accuracy": (right + kept) / rows,
+        "accuracy": (right + true_negatives) / rows,
         "f1": 2 * right / (said + true) if said + true else 0.0,
         "balanced_accuracy": sum(known) / len(known),
         "sensitivity": sensitivity,

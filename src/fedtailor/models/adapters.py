@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class SeriesAdapter(nn.Module):
-    """a(x) = x + Conv1x1(Dropout(Norm(x))): as many channels out as in, no bias, no activation; weights start at N(0, 1e-8).
+    """The adapter a(x) = x + Conv1x1(Dropout(Norm(x))): channels out as in, no bias, no activation; weights start at N(0, 1e-8).
 
     It stands after a convolution and before its norm.
     """
@@ -28,7 +28,7 @@ class SeriesAdapter(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """a(x) = x + up(relu(down(x))) with ``hidden`` units between; weights start at N(0, 1e-4), biases at zero."""
+    """The adapter a(x) = x + up(relu(down(x))) with ``hidden`` units between; weights start at N(0, 1e-4), biases at zero."""
 
     rows_apart = True
 

@@ -1,9 +1,10 @@
-"""A network from a function of the user's own, which may ask for the shape of rows, the number of outputs and the seed."""
+"""A network from a function of the user's own, which may ask for the shape of rows, the number of outputs, the seed
+and the names of the clients."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,12 +12,14 @@ from torch import nn
 
 from fedtailor.errors import FedtailorError, InvalidArgument
 
-KNOWN = ("shape", "outputs", "seed")
+KNOWN = ("shape", "outputs", "seed", "clients")
 
 
-def made_by(factory: Callable[..., Any], name: str, shape: Any, outputs: int, seed: int) -> nn.Module:
+def made_by(
+    factory: Callable[..., Any], name: str, shape: Any, outputs: int, seed: int, clients: Sequence[str] = ()
+) -> nn.Module:
     """Return the module that ``factory`` makes, with torch's generator started from the seed; outside it goes on as it was."""
-    arguments = _arguments(factory, name, {"shape": shape, "outputs": outputs, "seed": seed})
+    arguments = _arguments(factory, name, {"shape": shape, "outputs": outputs, "seed": seed, "clients": tuple(clients)})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:

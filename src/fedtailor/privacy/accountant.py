@@ -96,7 +96,7 @@ def noise_for(target: float, clients: Sequence[Sequence[Spend]], deltas: Sequenc
 
 
 def delta_of(rows: int) -> float:
-    """min(1e-5, 1/(10 rows)): well below one in the number of rows."""
+    """Return min(1e-5, 1/(10 rows)): well below one in the number of rows."""
     return min(1e-5, 0.1 / rows)
 
 
@@ -162,7 +162,7 @@ def _loss_distribution(kind: Spends, noise: float, deltas: Sequence[float]) -> d
 
 @contextmanager
 def _library() -> Iterator[Any]:
-    """dp-accounting, without its remarks about orders that do not converge (it leaves them out)."""
+    """Return dp-accounting, without its remarks about orders that do not converge (it leaves them out)."""
     try:
         import dp_accounting
         from dp_accounting import pld, rdp  # noqa: F401 (bound to dp_accounting)

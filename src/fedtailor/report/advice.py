@@ -38,7 +38,7 @@ from fedtailor.task.scores import score_named
 from fedtailor.version import __version__
 
 ADVICE, SWEEP = "advice.json", "sweep.json"
-WIDTH = 3.0  # of the map's middle band, as a factor; that of theory.minimax.regime
+WIDTH = 3.0  # of the map's middle band, as a factor; that of `regime` in papers/minimax_theory.py
 
 STYLE = """
 .verdict{font-size:1.75rem;line-height:1.25;border-left:6px solid #0072B2;padding:.2rem 0 .2rem 1rem;margin:1rem 0 1.2rem}

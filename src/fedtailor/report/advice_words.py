@@ -315,7 +315,7 @@ def gain_words(advice: Mapping[str, Any], names: Sequence[str], values: NDArray[
     order = np.argsort(np.where(np.isfinite(values), values, np.inf))
     first = (
         f"{gain:,} of {len(known):,} clients gain, {lose:,} {'loses' if lose == 1 else 'lose'}, {level:,} "
-        f"{'is' if level == 1 else 'are'} level; the mean gain is {stated(float(known.mean()))}."
+        f"{'is' if level == 1 else 'are'} level; the plain mean of their gains is {stated(float(known.mean()))}."
     )
     losers = [names[i] for i in order[:5] if values[i] < 0]
     if losers:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedtailor.algorithms import registry
 from fedtailor.errors import InvalidArgument, InvalidData
 from fedtailor.metrics.paired import Paired, Runs, holm, paired
-from fedtailor.metrics.verdict import Verdict, judge, unknown
+from fedtailor.metrics.verdict import Candidate, Verdict, best_first, judge, unknown
 from fedtailor.runs.record import Record
 from fedtailor.task.kinds import CLASSIFICATION, kind_of
 from fedtailor.task.scores import Metric, named, score_named
@@ -90,6 +90,19 @@ class Evidence:
         varying = [float(np.mean(part)) for part in by_split.values()] if len(by_split) > 1 else known
         return Average(float(np.mean(known)), float(np.std(varying, ddof=1)) if len(varying) > 1 else None)
 
+    def at_threshold(self, label: str) -> dict[str, float | None]:
+        """Return a method's threshold of two classes and what it gives on test rows, mean over its runs; nothing without one."""
+        measures = [
+            {"threshold": record.summary["threshold"]}
+            | {key: value for key, value in record.summary.get("at_threshold", {}).items() if key != "class"}
+            for record in self.results[label]
+            if number(record.summary.get("threshold")) is not None
+        ]
+        known = {
+            key: [value for at in measures if (value := number(at[key])) is not None] for key in (measures[0] if measures else ())
+        }
+        return {key: float(np.mean(values)) if values else None for key, values in known.items()}
+
     def measures(self, label: str, key: str) -> Numbers:
         """Return a measure per client, [runs, clients], NaN where there is none."""
         out = np.full((len(self.runs), len(self.clients)), np.nan)
@@ -126,15 +139,29 @@ class Evidence:
     # -- choosing ----------------------------------------------------------------------------------------------------
     @cached_property
     def validation(self) -> dict[str, float]:
-        """Scores on validation of the methods that have one in every run, best first; the loss settles ties."""
+        """Scores on validation of the methods that have one in every run, best first (``best_first``)."""
         scores = {label: average.mean for label in self.results if (average := self.average(label, self.judged_by)) is not None}
-        losses = {label: self.average(label, "val_loss_personal") for label in scores}
+        labels = list(scores)
+        order = best_first([self._candidate(label, scores[label]) for label in labels], self.score)
+        return {labels[place]: scores[labels[place]] for place in order}
 
-        def rank(label: str) -> tuple[float, float]:
-            loss = losses[label]
-            return -self.score.merit(scores[label]), math.inf if loss is None else loss.mean
+    def _candidate(self, label: str, mean: float) -> Candidate:
+        """What a method is chosen by; of runs of an earlier version only the mean is known, so that the loss settles ties."""
+        loss = self.average(label, "val_loss_personal")
+        lost, key = math.inf if loss is None else loss.mean, f"val_{self.name}_personal"
+        if not all(key in record.clients for record in self.records):
+            return Candidate(np.array([mean]), np.ones(1), lost)
+        return Candidate(self.measures(label, key), self.measures(label, "val_rows"), lost, self._repeats)
 
-        return {label: scores[label] for label in sorted(scores, key=rank)}
+    @property
+    def _repeats(self) -> Runs:
+        overlap = max(number(record.summary.get("overlap")) or 0.0 for record in self.records)
+        return Runs([split for split, _ in self.runs], overlap)
+
+    @cached_property
+    def highest(self) -> str | None:
+        """The method with the best mean on validation, from which the one chosen may be within a standard error."""
+        return max(self.validation, key=lambda label: self.score.merit(self.validation[label]), default=None)
 
     @property
     def judged_by(self) -> str:
@@ -175,9 +202,7 @@ class Evidence:
         if not (np.isfinite(a) & np.isfinite(b)).any():
             return None
         rows = self.measures(ours, "rows")
-        overlap = max(number(record.summary.get("overlap")) or 0.0 for record in self.records)
-        runs = Runs([split for split, _ in self.runs], overlap)
-        return paired(self.score, a, b, None if np.isnan(rows).all() else rows, runs)
+        return paired(self.score, a, b, None if np.isnan(rows).all() else rows, self._repeats)
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -229,12 +254,15 @@ class Evidence:
 
     @cached_property
     def p_values(self) -> dict[str, float]:
-        """Every other method against the best, corrected for their number; none where no test is possible."""
+        """Every other method against the best, corrected for their number; none where no test is possible. Where the verdict is
+        about the same two methods, its question is one by itself and has one answer: its p is left as it is, and not counted."""
         if self.best is None:
             return {}
         gains = {label: self.against(self.best, label) for label in self.results if label != self.best}
-        uncorrected = {label: gain.p for label, gain in gains.items() if gain is not None and gain.over is not None}
-        return dict(zip(uncorrected, holm(list(uncorrected.values())), strict=True))
+        tested = {label: gain.p for label, gain in gains.items() if gain is not None and gain.over is not None}
+        judged = {self.subject, self.local} - {self.best} if self.best in (self.subject, self.local) else set()
+        others = [label for label in tested if label not in judged]
+        return tested | dict(zip(others, holm([tested[label] for label in others]), strict=True))
 
     @cached_property
     def unequal_rows(self) -> bool:

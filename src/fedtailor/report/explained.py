@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import Any
 
 from fedtailor.report.draw import axis, clip, grid, hint, mark, svg, text
-from fedtailor.report.pieces import document, figure, section
+from fedtailor.report.pieces import document, figure, section, table
 
 LEFT, RIGHT, ROW, TOP = 190.0, 760.0, 22.0, 14.0
 OWN, SHARED = "#1f77b4", "#888888"
@@ -14,22 +15,62 @@ MOST = 15  # columns in a picture
 
 def page(explained: dict[str, Any], lines: list[str]) -> str:
     """Return the page of ``engine.explain.explain``."""
-    clients = [
-        section(entry["client"], figure(picture(entry), f"{entry['rows']} test rows; lines are 95 % intervals."))
-        for entry in explained["clients"]
-    ]
-    about = (
+    title = "What the models rest on"
+    return document(title, section(title, f"<p>{text_of([about(explained), *lines])}</p>") + "".join(clients_of(explained)))
+
+
+def part(explained: dict[str, Any] | None, lines: list[str]) -> list[str]:
+    """Return the same as parts of another page; nothing of nothing."""
+    if not explained:
+        return []
+    return [section("What the models rest on", f"<p>{text_of([about(explained), *lines])}</p>"), *clients_of(explained)]
+
+
+def about(explained: dict[str, Any]) -> str:
+    return (
         "By how much the loss on test rows grows when a column is dealt out anew among a client's rows: blue dots by the "
         f"client's own model ({explained['method']}), grey ones by the shared model."
     )
-    return document(
-        "What the models rest on", section("What the models rest on", f"<p>{text_of([about, *lines])}</p>") + "".join(clients)
-    )
+
+
+def clients_of(explained: dict[str, Any]) -> list[str]:
+    """A section per client: the picture, and of linear models the coefficients."""
+    return [
+        section(
+            entry["client"],
+            figure(picture(entry), f"{entry['rows']} test rows; lines are 95 % intervals."),
+            coefficient_table(entry),
+        )
+        for entry in explained["clients"]
+    ]
+
+
+def coefficient_table(entry: dict[str, Any]) -> str:
+    """The coefficients of a client's linear model beside the shared one's, with 95 % intervals; nothing for other models, and for
+    more than two classes, which have one for each."""
+    rows = []
+    for column in entry["columns"]:
+        for name, value in (column.get("coefficients") or {}).items():
+            if not isinstance(value, float):
+                return ""
+            shared = (column["shared_coefficients"] or {}).get(name)
+            within, around = ((column[key] or {}).get(name) for key in ("coefficient_intervals", "shared_coefficient_intervals"))
+            cells = (name, _number(value, within), _number(shared, around))
+            rows.append(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>")
+    if not rows:
+        return ""
+    note = "Coefficients of features as scaled, with the 95 % interval that the training rows leave to a model fitted to them; "
+    note += "a pull to the shared model, or few rounds, is not in it."
+    return table(["feature", "own (95 % interval)", "shared (95 % interval)"], rows) + f"<p>{note}</p>"
+
+
+def _number(value: float | None, within: list[float] | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" + ("" if within is None else f" ({within[0]:.3f} to {within[1]:.3f})")
 
 
 def text_of(lines: list[str]) -> str:
-    from html import escape
-
     return "<br>".join(escape(line) for line in lines)
 
 

@@ -12,48 +12,23 @@ import numpy as np
 
 from fedtailor.algorithms.settings import written
 from fedtailor.metrics.verdict import plain
-from fedtailor.report import diagnostics, figures, privacy
+from fedtailor.report import diagnostics, figures, privacy, provenance
 from fedtailor.report.evidence import Evidence, Results, number
+from fedtailor.report.explained import part
 from fedtailor.report.figures import Line
 from fedtailor.report.pieces import document, figure, listed, section, table
 from fedtailor.report.words import datasets, p_words, story
 from fedtailor.runs import files
 from fedtailor.runs.record import Record
 from fedtailor.task.scores import score_named
-from fedtailor.version import __version__
 
 NAMED = 7  # curves drawn in colour where there are more than MOST methods
 MOST = len(figures.COLORS)
 POINTS = 200  # of a curve
 UNVARIED = ("trained_parameters", "bytes_up", "bytes_down", "seconds", "tuning_seconds")  # shown without a deviation
-TRIALS = 100  # settings tried that are listed
+SIDES = {"personal": "personal", "global": "shared"}  # of a measure
 
 settings_of = written
-
-MEANINGS = {
-    "validation": "mean over clients on their validation rows, of the personal model, clients with few rows counting less; it "
-    "orders the table and chooses the best",
-    "personal": "mean over clients of the personal model on the client's own test rows",
-    "shared": "mean over clients of the shared model, with no local step, on the client's own test rows",
-    "on all rows": "personal models on the union of the clients' test rows: how general they still are",
-    "on corrupted rows": "the same on corrupted pictures (--shift), mean over the corruptions",
-    "benefit": "share of clients whose personal model is strictly better than the shared one",
-    "worst 10%": "mean of the personal models over the worst tenth of the clients",
-    "MB up, MB down": "megabytes sent by and to the clients in all rounds, as they are serialised",
-    "trained": "numbers a client trains in a round",
-    "epsilon": "privacy spent by the client that spends most: how far a training row can change what it sends and predicts with",
-    "all runs' epsilon": "the client that spends most, over all runs and trials that looked at the same rows",
-    "client's epsilon": "how far a whole client, with all its rows, can change the shared model",
-    "time (s)": "seconds from start to end on the machine that ran it",
-    "tuning (s)": "seconds that choosing the settings took, before the runs whose time is shown",
-    "p": "two-sided p-value of the test that the interval belongs to, best method against this one; Holm's correction",
-    "±": "standard deviation over splits of the rows, or over seeds where there is one split",
-    "mean gain": "over clients, paired on the same rows; clients count alike from the median number of test rows on, those with "
-    "fewer in proportion, so that one row does not weigh like hundreds",
-    "95 % interval": "of the mean gain, by Student's law: over clients, or over splits of the rows where these leave more room "
-    "or clients are fewer than six; splits of the same rows overlap, and their variance is corrected for it (Nadeau and Bengio "
-    "2003)",
-}
 
 
 def headline(results: Results) -> dict[str, Any]:
@@ -78,10 +53,14 @@ def averaged(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def columns(name: str, summaries: Iterable[Mapping[str, Any]] = ()) -> dict[str, str]:
-    """Summary keys shown, and what they are called; corrupted rows and the privacy spent where one of the summaries has them."""
-    long = score_named(name).title
+    """Summary keys shown, and what they are called; measures of the user's own, corrupted rows and the privacy spent where one of
+    the summaries has them."""
+    long, summaries = score_named(name).title, list(summaries)
+    named = [summary["own_measures"] for summary in summaries if isinstance(summary.get("own_measures"), list)]
+    own = dict.fromkeys(str(other) for names in named for other in names if other != name)
     optional = (
         f"{name}_shifted_test",
+        "threshold",
         "epsilon_max",
         "epsilon_composed",
         "user_epsilon",
@@ -92,10 +71,12 @@ def columns(name: str, summaries: Iterable[Mapping[str, Any]] = ()) -> dict[str,
     every = {
         f"{name}_personal": f"personal {long}",
         f"{name}_global": f"shared {long}",
+        **{f"{other}_{side}": f"{word} {score_named(other).title}" for other in own for side, word in SIDES.items()},
         f"{name}_global_test": "on all rows",
         f"{name}_shifted_test": "on corrupted rows",
         "share_benefit": "benefit",
         "worst_decile": "worst 10%",
+        "threshold": "threshold",
         "epsilon_max": "epsilon",
         "epsilon_composed": "all runs' epsilon",
         "user_epsilon": "client's epsilon",
@@ -130,26 +111,30 @@ def page(
     notes: Sequence[str] = (),
     failed: Mapping[str, str] | None = None,
     yardsticks: Results | None = None,
+    explained: tuple[dict[str, Any] | None, list[str]] = (None, []),
 ) -> str:
     """The report of methods by label, with a record per split and seed; ``command`` is what made it, ``notes`` what else to know.
 
-    ``failed`` says of methods that could not be measured why, ``yardsticks`` are what the methods are held against.
+    ``failed`` says of methods that could not be measured why, ``yardsticks`` are what the methods are held against,
+    ``explained`` is what ``engine.explain`` says of the models, and its words.
     """
     evidence = Evidence(results, failed or {}, yardsticks or {})
     sections = [
         section("", *(f"<p>{paragraph}</p>" for paragraph in story(evidence))),
         section("The methods", _methods(evidence)),
+        section("Where the line between two classes is drawn", _thresholds(evidence)),
         section("Round by round, and for the traffic", _curves(evidence)),
         section("Client by client", _dots(evidence), _gains(evidence)),
         section("New clients", _newcomers(evidence)),
+        *part(*explained),
         section("Which rows each model gets right", _shares(evidence)),
         *(section(title, *parts) for title, parts in diagnostics.sections(evidence)),
         section("Privacy", *_privacy(results)),
-        section("Tuning", *_tuning(evidence)),
+        section("Tuning", *provenance.tuning(evidence)),
         section("The data", listed(dict.fromkeys([*(note for r in evidence.records for note in r.notes), *notes]))),
-        section("Settings", _settings(evidence), _options(evidence)),
-        section("How to reproduce it", _reproduce(evidence, command)),
-        section("What the columns mean", _meanings()),
+        section("Settings", provenance.settings(evidence), provenance.options(evidence)),
+        section("How to reproduce it", provenance.reproduce(evidence, command)),
+        section("What the columns mean", provenance.meanings()),
     ]
     title = f"fedtailor: {', '.join(datasets(evidence))}"
     return document(title, f"<h1>Who gains by learning together?</h1>{''.join(sections)}")
@@ -194,6 +179,20 @@ def _methods(evidence: Evidence) -> str:
     listing = {label: records[0].settings for label, records in evidence.yardsticks.items()}
     yardsticks = f"<p>Yardsticks: {'; '.join(f'{escape(k)}: {escape(v)}' for k, v in listing.items())}.</p>" if listing else ""
     return table(titles, rows, "wide") + yardsticks
+
+
+def _thresholds(evidence: Evidence) -> str:
+    """What the threshold of each method gives on all test rows, where one was chosen."""
+    measures = {label: at for label in evidence.order if (at := evidence.at_threshold(label))}
+    if not measures:
+        return ""
+    titles = list(next(iter(measures.values())))
+    rows = [
+        f"<tr><td>{escape(label)}</td>{''.join(f'<td>{cell(key, at.get(key))}</td>' for key in titles)}</tr>"
+        for label, at in measures.items()
+    ]
+    about = "On the test rows of all clients, each predicted by its client's model; the threshold is chosen on validation rows."
+    return table(["method", *(title.replace("_", " ") for title in titles)], rows) + f"<p>{about}</p>"
 
 
 def terminal_rows(evidence: Evidence) -> list[dict[str, str]]:
@@ -325,89 +324,7 @@ def _shares(evidence: Evidence) -> str:
     return figure(figures.shares(rows), text)
 
 
-def _tuning(evidence: Evidence) -> list[str]:
-    """What was tried for each method, folded away; seeds with the same tuning together."""
-    out = []
-    for label, records in evidence.results.items():
-        groups: list[tuple[Mapping[str, Any], list[str]]] = []
-        for record in records:
-            if record.tuning is not None:
-                seeds = next((seeds for tuning, seeds in groups if tuning == record.tuning), None)
-                if seeds is None:
-                    groups.append((record.tuning, seeds := []))
-                seeds.append(str(record.summary.get("seed", "-")))
-        for tuning, seeds in groups:
-            out.append(_trials(label if len(groups) == 1 else f"{label} (seed {', '.join(seeds)})", tuning))
-    return out
-
-
-def _trials(title: str, tuning: Mapping[str, Any]) -> str:
-    chosen = dict(tuning.get("chosen") or {})
-    grid = "; ".join(f"{name} in {', '.join(map(_value, values))}" for name, values in dict(tuning.get("grid") or {}).items())
-    trials = list(tuning.get("trials") or [])
-    rows = []
-    for trial in trials[:TRIALS]:
-        settings = dict(trial.get("settings") or {})
-        score = number(trial.get("score"))
-        cells = (_named_values(settings), "-" if score is None else plain(score), _value(trial.get("rounds", "-")))
-        row = "".join(f"<td>{escape(content)}</td>" for content in cells)
-        rows.append(f"<tr{' class=best' if settings == chosen else ''}>{row}</tr>")
-    more = f"<p>{len(trials) - TRIALS:,} more are not listed.</p>" if len(trials) > TRIALS else ""
-    head = f"{title}: {_named_values(chosen) or 'nothing'} chosen of {len(trials):,} tried"
-    words = f"<p>Grid: {escape(grid)}.</p>" if grid else ""
-    inside = table(["settings", "score on validation", "rounds"], rows)
-    return f"<details><summary>{escape(head)}</summary>{words}{inside}{more}</details>"
-
-
-def _settings(evidence: Evidence) -> str:
-    rows = []
-    for label, records in evidence.results.items():
-        written_settings = "<br>".join(f"<code>{escape(s)}</code>" for s in dict.fromkeys(record.settings for record in records))
-        engines = ", ".join(dict.fromkeys(str(record.summary.get("engine", "-")) for record in records))
-        rows.append(f"<tr><td>{escape(label)}</td><td>{written_settings}</td><td>{escape(engines)}</td></tr>")
-    return table(["method", "as in Python; what is not said is the default", "engine"], rows, "words")
-
-
-def _options(evidence: Evidence) -> str:
-    """The runs' options: one line where all agree, else which label has which."""
-    rows = []
-    for key in dict.fromkeys(key for record in evidence.records for key in record.options if key != "seed"):
-        users: dict[str, list[str]] = {}
-        for label, records in evidence.results.items():
-            for record in records:
-                if key in record.options:
-                    users.setdefault(_value(record.options[key]), []).append(label)
-        ways = [value + (f" ({', '.join(dict.fromkeys(labels))})" if len(users) > 1 else "") for value, labels in users.items()]
-        rows.append(f"<tr><td>{escape(key)}</td><td>{'<br>'.join(map(escape, ways))}</td></tr>")
-    return table(["option", "value"], rows, "words") if rows else ""
-
-
-def _reproduce(evidence: Evidence, command: str | None) -> str:
-    versions = {str(record.summary["version"]) for record in evidence.records if record.summary.get("version")} or {__version__}
-    facts = [
-        f"fedtailor {', '.join(sorted(versions))}",
-        f"seeds: {', '.join(map(str, evidence.seeds))}",
-        "The same seed gives the same numbers, on any number of processes; another engine changes the last digits."
-        if not any(record.summary.get(key) for record in evidence.records for key in ("noise_secret", "user_noise_secret"))
-        else "The noise is secret: what is private here cannot be repeated, and the same command gives other numbers.",
-    ]
-    source = f"<pre>{escape(command)}</pre>" if command else "<p>Made from Python, with the settings and options above.</p>"
-    return source + listed(facts)
-
-
-def _meanings() -> str:
-    return "<dl>" + "".join(f"<dt>{escape(title)}</dt><dd>{escape(text)}</dd>" for title, text in MEANINGS.items()) + "</dl>"
-
-
 def _over_seeds(evidence: Evidence) -> str:
     counts = {"split": len(evidence.splits), "seed": len(evidence.seeds)}
     parts = [f"{count} {noun}s" for noun, count in counts.items() if count > 1]
     return f" (mean over {' and '.join(parts)})" if parts else ""
-
-
-def _named_values(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={_value(value)}" for name, value in values.items())
-
-
-def _value(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -12,11 +12,11 @@ def story(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return what can be said of the privacy of runs by label, the worst client first; nothing where none is private."""
     out = [line for label, summary in summaries.items() for line in (*_of_rows(label, summary), *_of_clients(label, summary))]
     everything = "other methods, seeds, trials of tuning and the run that was the start included"
-    for key, alone, of in (
+    for key, of_one_run, of in (
         ("epsilon_composed", "epsilon_max", "a row of the client that spends most"),
         ("user_epsilon_composed", "user_epsilon", "a whole client"),
     ):
-        composed, own = _largest(summaries, key), _largest(summaries, alone)
+        composed, own = _largest(summaries, key), _largest(summaries, of_one_run)
         if composed is not None and own is not None and composed > own * 1.0001:
             out.append(f"Whoever sees all of it, {everything}, sees epsilon = {composed:.3g} of {of}")
     return out

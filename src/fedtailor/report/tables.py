@@ -45,14 +45,14 @@ def lines_of(evidence: Evidence) -> tuple[list[str], list[Line]]:
     """Return the titles of the measures and a line per method, the best on validation first."""
     long = score_named(evidence.name).title
     keys = {f"{evidence.name}_personal": f"personal {long}", f"{evidence.name}_global": f"shared {long}"}
-    found = {key: {label: evidence.average(label, key) for label in evidence.order} for key in keys}
+    averaged = {key: {label: evidence.average(label, key) for label in evidence.order} for key in keys}
     top = {
         key: max((evidence.score.merit(average.mean) for average in column.values() if average is not None), default=None)
-        for key, column in found.items()
+        for key, column in averaged.items()
     }
     lines = []
     for label in evidence.order:
-        averages = {key: found[key][label] for key in keys}
+        averages = {key: averaged[key][label] for key in keys}
         entries = tuple(
             None if average is None else Entry(average.mean, average.deviation, evidence.score.merit(average.mean) == top[key])
             for key, average in averages.items()

@@ -7,8 +7,9 @@ from html import escape
 
 import numpy as np
 
+from fedtailor.data.words import shown
 from fedtailor.metrics.paired import Paired
-from fedtailor.metrics.verdict import UNKNOWN, few_words, interval_words, plain, signed
+from fedtailor.metrics.verdict import UNKNOWN, few_words, interval_words, plain, signed, weighing
 from fedtailor.report.evidence import Average, Evidence
 
 GUESSES = ("majority class", "mean", "majority labels")  # yardsticks that look at no feature
@@ -78,7 +79,14 @@ def _choice(evidence: Evidence) -> str:
     about = ""
     if best != evidence.subject:
         about = f" The best method that learns together is {_strong(evidence.subject)}; words and pictures below are about it."
-    return f"Best on validation is {_strong(best)}: its personal models reach {test}.{rest}{about}"
+    return f"Best on validation is {_strong(best)}{escape(_near(evidence))}: its personal models reach {test}.{rest}{about}"
+
+
+def _near(evidence: Evidence) -> str:
+    """Why the best is not the one with the best mean on validation, where it is not."""
+    if evidence.highest in (None, evidence.best):
+        return ""
+    return f" (its score is within a standard error of that of {evidence.highest}, and its loss is lower)"
 
 
 def chosen(evidence: Evidence) -> str:
@@ -86,7 +94,8 @@ def chosen(evidence: Evidence) -> str:
     if evidence.best is None:
         return "There are no validation rows to choose a method on."
     alike = f"; the test does not tell it from {', '.join(evidence.alike)}" if evidence.alike else ""
-    return f"Best on validation: {evidence.best}{alike}."
+    untuned = ", none of them tuned" if len(evidence.results) > 1 and not evidence.tuned else ""
+    return f"Best on validation{untuned}: {evidence.best}{_near(evidence)}{alike}."
 
 
 def held_against(evidence: Evidence) -> str:
@@ -116,7 +125,8 @@ def _comparison(evidence: Evidence, gains: Paired | None, rival: str) -> str:
     ]
     tested = f", p {'' if gains.p < 0.001 else '= '}{p_words(gains.p)}"
     sure = tested if gains.over is not None else ""
-    words.append(f"The mean gain is {_gain(evidence, gains) if sure else signed(gains.mean, scale)}{sure}.")
+    untested = f"{signed(gains.mean, scale)}{weighing(gains, scale)}"
+    words.append(f"The mean gain is {_gain(evidence, gains) if sure else untested}{sure}.")
     losers = [i for i in np.argsort(differences, kind="stable")[:NAMED] if differences[i] < 0]  # NaN comes last
     if losers:
         named = ", ".join(f"{escape(evidence.clients[i])} ({signed(float(differences[i]), scale)})" for i in losers)
@@ -146,7 +156,7 @@ def caveats(evidence: Evidence) -> list[str]:
         out.append(f"There is {again} of the rows, so how much the numbers owe to which rows test is not known (--splits 10).")
     if evidence.alike and evidence.best is not None:
         best = _strong(evidence.best)
-        out.append(f"Corrected for the number of methods, the test does not tell {best} from {_list(evidence.alike)}.")
+        out.append(f"The test, corrected for the number of methods, does not tell {best} from {_list(evidence.alike)}.")
     if len(datasets(evidence)) > 1:
         out.append("The runs are on different data: comparing them means little.")
     if evidence.unequal_rows:
@@ -157,6 +167,22 @@ def caveats(evidence: Evidence) -> list[str]:
     if len(lengths) > 1:
         out.append("The runs are of different lengths.")
     return out
+
+
+def threshold_words(evidence: Evidence) -> str:
+    """Where the line between two classes is drawn by the best method (or the only one), and what it gives, if it is."""
+    label = evidence.best or evidence.subject
+    at = evidence.at_threshold(label)
+    if not at:
+        return ""
+    measures = ("f1", "balanced_accuracy", "sensitivity", "specificity")
+    gives = ", ".join(f"{key.replace('_', ' ')} {plain(value)}" for key in measures if (value := at.get(key)) is not None)
+    name = evidence.results[label][0].summary.get("at_threshold", {}).get("class")
+    said = "The second class" if name is None else f"The class {shown(name)}"
+    return (
+        f"{said} is said from probability {plain(at['threshold'] or 0.0)} on ({label}; chosen on validation rows): on all test "
+        f"rows {gives}."
+    )
 
 
 def datasets(evidence: Evidence) -> list[str]:

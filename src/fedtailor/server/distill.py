@@ -52,6 +52,10 @@ class Teachers(Reduce):
     teach: str = "logits"
     temperature: float = 1.0
 
+    @property
+    def streams(self) -> bool:
+        return True
+
     def start(self) -> Any:
         return mean.start(), None, 0
 

@@ -20,6 +20,11 @@ class Reduce(ABC):
     ``places`` says where in the cohort the clients of a chunk stand; chunks may come in any order.
     """
 
+    @property
+    def streams(self) -> bool:
+        """Whether what is folded has one size, however many uploads are in it: it can be handed on from place to place."""
+        return False
+
     @abstractmethod
     def start(self) -> Any: ...
 
@@ -32,6 +37,10 @@ class Reduce(ABC):
 
 class Mean(Reduce):
     """Weighted mean, normalised over the cohort. Needs memory for one upload, whatever the number of clients."""
+
+    @property
+    def streams(self) -> bool:
+        return True
 
     def start(self) -> Any:
         return None

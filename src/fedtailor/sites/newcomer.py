@@ -45,5 +45,5 @@ def join(folder: Path, data: Path, client: str, rounds: int | None = None) -> tu
     parts = [part.client(0) for part in (own.train, own.test, own.val) if part is not None]
     saved = models.read(folder / MODEL)
     new = onboard(saved, torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]), client, rounds)
-    kept = onboarded.Newcomer(new.personal, new.moments, new.record)
-    return new, onboarded.write(folder / MODEL, client, kept, saved.facts["sha256"])
+    newcomer = onboarded.Newcomer(new.personal, new.moments, new.record)
+    return new, onboarded.write(folder / MODEL, client, newcomer, saved.facts["sha256"])

@@ -29,6 +29,7 @@ from fedtailor.sites.names import APP, FAILED, FOLDER, HOME, NODES, nodes_of
 from fedtailor.sites.project import KEY, Network
 
 COMMANDS = "bin"  # the folder of the only commands that a site's SuperNode finds
+LISTENING = "from fedtailor.sites.listening import listen; listen()"
 OURS = "from fedtailor.sites.answering import answer_by_ours; answer_by_ours()"
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -38,7 +39,6 @@ QUIET = {
 LINK = "network"  # the name of the connection in Flower's own configuration
 NOT_LET_IN = "code: 2004"  # what a SuperNode says whose key nobody registered, or with whose key another one is connected
 REJOIN = 150.0  # seconds in which a site that was killed must be let in again; Flower misses two heartbeats of 30 first
-UNREGISTERED_AT_SERVER = "No SuperNode found with the given public key"  # what the SuperLink says of it
 STARTUP = 60.0  # seconds in which a process must be there
 APP_FILE = "fedtailor_sites.py"
 
@@ -114,7 +114,8 @@ def start_server(network: Network, host: str) -> Started:
     server, home = folder / "server", folder / HOME
     if _listens(host, port):
         raise InvalidArgument(f"port {port} of {host} is taken; end what uses it, or change address in config.toml everywhere")
-    command = [tool("flower-superlink"), "--host", host, "--port", str(port), "--enable-supernode-auth"]
+    need_flower()
+    command = [sys.executable, "-P", "-c", LISTENING, "--host", host, "--port", str(port), "--enable-supernode-auth"]
     command += ["--ssl-certfile", str(server / keys.CERTIFICATE), "--ssl-keyfile", str(server / keys.CERTIFICATE_KEY)]
     command += ["--ssl-ca-certfile", str(server / keys.AUTHORITY), "--database", str(home / "superlink.db")]
     started = _start(command, home, server / "superlink.log", **{FOLDER: str(folder)})

@@ -24,11 +24,12 @@ from fedtailor.algorithms.base import Algorithm
 from fedtailor.algorithms.settings import make, settings, spec
 from fedtailor.engine.options import Options
 from fedtailor.errors import InvalidArgument
+from fedtailor.models.several import is_several
 from fedtailor.runs import files
 from fedtailor.runs.signature import make_keys
 from fedtailor.sites import keys
 from fedtailor.sites.agreed import Agreed
-from fedtailor.sites.pact import pact_of
+from fedtailor.sites.pact import Pact, pact_of
 from fedtailor.sites.table import AgreedTable
 from fedtailor.sites.terms import Terms
 
@@ -38,11 +39,14 @@ NAME = re.compile(r"[A-Za-z0-9][\w .-]{0,60}")
 PORT = 8443
 NEVER = (
     "engine",
+    "address",
+    "on_nodes",
     "workers",
     "worker_timeout",
     "device",
     "autocast",
     "checkpoint_every",
+    "evaluate_clients",
     "shift",
     "new_clients",
     "backbone",
@@ -163,67 +167,86 @@ class Place(Network):
             raise InvalidArgument(f"{self.folder} is not the folder of a site; give NETWORK/sites/SITE") from None
 
 
-def create(
-    folder: Path,
-    sites: Sequence[str],
-    schema: Mapping[str, Any],
-    algorithm: Algorithm,
-    model: str,
-    options: Options,
-    address: tuple[str, int],
-    secure: Mapping[str, Any] | None = None,
-    public: Path | None = None,
-) -> Network:
-    """Write the folder of a network, checked: nothing is written of one that could not run.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Draft:
+    """What a network is to be, before anything of it is written.
 
     With ``secure`` (its terms: threshold, bits, largest) the server is to see sums of uploads only. ``public`` is a .csv file of
     rows that everybody may see, for methods that distil.
     """
+
+    sites: Sequence[str]
+    schema: Mapping[str, Any]
+    address: tuple[str, int]
+    algorithm: Algorithm
+    model: str = MODEL
+    options: Options = Options()
+    secure: Mapping[str, Any] | None = None
+    public: Path | None = None
+
+    @cached_property
+    def pact(self) -> Pact | None:
+        """How sums are kept secure; None: they are not."""
+        if self.secure is None:
+            return None
+        return pact_of(self.secure, self.options, len(self.sites), self.algorithm.exchanges)
+
+    def check(self) -> None:
+        """Refuse what could not run."""
+        for site in self.sites:
+            if not NAME.fullmatch(site) or site.endswith((".", " ")):
+                raise InvalidArgument(f"{site!r} cannot be the name of a site; use letters, digits, spaces, - and _")
+        for setting in OWN_PIECES:
+            if getattr(self.options, setting):
+                raise InvalidArgument(f"{setting} cannot be given to sites, which do not have its file; leave it out")
+        if is_several(self.model):
+            raise InvalidArgument("sites train the same network, and the model names several; give one of them")
+        table = AgreedTable.of({**self.schema, "columns": tuple(map(dict, self.schema["columns"]))})
+        table.check()
+        rows = replace(table.rows(), public=None if self.public is None else table.public(self.public))
+        Agreed(self.algorithm, self.model, self.options, tuple(self.sites), rows, self.pact).at_server()
+
+    def texts(self, name: str) -> dict[str, str]:
+        """Return the files that are the same everywhere in the network of this name."""
+        terms: dict[str, Any] = {"deadline": 600.0, "least": min(2, len(self.sites))}
+        options, pact = self.options, self.pact
+        if pact is not None:
+            terms |= {"secure": True, "threshold": pact.threshold, "bits": pact.bits, "largest": pact.largest}
+            if pact.clip is not None:
+                options = options.but(user_target_epsilon=None, user_noise=pact.noise)
+        method, own = _method(self.algorithm)
+        if self.public is not None:
+            own = {**own, PUBLIC: self.public.read_text()}
+        asked = {key: value for key, value in options.plain().items() if key not in NEVER and value is not None}
+        config = {
+            "network": {"name": name, "address": "{}:{}".format(*self.address), "sites": list(self.sites)},
+            "terms": terms,
+            "run": {"method": method, "model": self.model, **asked, "set": settings(self.algorithm)},
+        }
+        return {CONFIG: tomli_w.dumps(config), SCHEMA: tomli_w.dumps(dict(self.schema)), **own}
+
+
+def create(folder: Path, draft: Draft) -> Network:
+    """Write the folder of a network, checked: nothing is written of one that could not run."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InvalidArgument(f"{folder} exists and is not empty; give a new directory")
-    for site in sites:
-        if not NAME.fullmatch(site) or site.endswith((".", " ")):
-            raise InvalidArgument(f"{site!r} cannot be the name of a site; use letters, digits, spaces, - and _")
-    for setting in OWN_PIECES:
-        if getattr(options, setting):
-            raise InvalidArgument(f"{setting} cannot be given to sites, which do not have its file; leave it out")
-    columns = tuple(map(dict, schema["columns"]))
-    agreed_table = AgreedTable.of({**schema, "columns": columns})
-    agreed_table.check()
-    pact = None if secure is None else pact_of(secure, options, len(sites), algorithm.exchanges)
-    rows = replace(agreed_table.rows(), public=None if public is None else agreed_table.public(public))
-    Agreed(algorithm, model, options, tuple(sites), rows, pact).at_server()
-    terms: dict[str, Any] = {"deadline": 600.0, "least": min(2, len(sites))}
-    if pact is not None:
-        terms |= {"secure": True, "threshold": pact.threshold, "bits": pact.bits, "largest": pact.largest}
-        if pact.clip is not None:
-            options = options.but(user_target_epsilon=None, user_noise=pact.noise)
-    method, own = _method(algorithm)
-    if public is not None:
-        own = {**own, PUBLIC: public.read_text()}
-    asked = {key: value for key, value in options.plain().items() if key not in NEVER and value is not None}
-    config = {
-        "network": {"name": folder.name, "address": f"{address[0]}:{address[1]}", "sites": list(sites)},
-        "terms": terms,
-        "run": {"method": method, "model": model, **asked, "set": settings(algorithm)},
-    }
-    texts = {CONFIG: tomli_w.dumps(config), SCHEMA: tomli_w.dumps(dict(schema)), **own}
-    server = folder / "server"
-    keys.make_certificates(server, folder.name, [address[0]])
-    for site in sites:
+    draft.check()
+    texts, server = draft.texts(folder.name), folder / "server"
+    keys.make_certificates(server, folder.name, [draft.address[0]])
+    for site in draft.sites:
         place = folder / "sites" / site
         pair = keys.make_pair(place / KEY)
         files.write(server / "keys" / f"{site}{keys.PUBLIC}", files.read(pair))
         files.write(place / keys.AUTHORITY, files.read(server / keys.AUTHORITY))
         for name, text in {**texts, SITE: tomli_w.dumps({"site": site})}.items():
             files.write(place / name, text)
-        if pact is not None:
+        if draft.pact is not None:
             signer = make_keys(place / SIGNER)
-            for other in sites:
+            for other in draft.sites:
                 files.write(folder / "sites" / other / PEERS / f"{site}.pem", files.read(signer))
     for name, text in texts.items():
         files.write(folder / name, text)
-    files.write(folder / CHECKLIST, checklist(folder.name, sites, address))
+    files.write(folder / CHECKLIST, checklist(folder.name, draft.sites, draft.address))
     return Network(folder)
 
 

@@ -170,13 +170,13 @@ class Seat:
     def _session(self, asked: Parcel, *after: str) -> tuple[str, dict[str, Any], Any]:
         """Return (run, session, upload) where this is the step that comes now."""
         run = str(asked.facts["run"])
-        _, kept = self.desk.recall(run, ONLY)
-        session = json.loads(bytes(kept["session"].numpy())) if kept is not None else None
+        _, state = self.desk.recall(run, ONLY)
+        session = json.loads(bytes(state["session"].numpy())) if state is not None else None
         if session is None or session["about"][0] != asked.facts.get("session"):
             raise InvalidData("the server goes on with a sum that this site is not in; it waits for the next")
         if session["step"] not in after:
             raise InvalidData(f"the server asks to {asked.facts['action']} after {session['step']}; every step is taken once")
-        return run, session, kept["upload"].numpy()
+        return run, session, state["upload"].numpy()
 
 
 def _bytes(text: str, name: str) -> bytes:

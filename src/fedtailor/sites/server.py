@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,24 +19,21 @@ import torch
 
 from fedtailor import tree
 from fedtailor.algorithms.base import Round
-from fedtailor.algorithms.settings import notes_on
-from fedtailor.engine.base import UNREAD, Ids, Sent, labelled, lift, one_thread
+from fedtailor.engine.base import Ids, Sent, lift, one_thread
 from fedtailor.engine.prepare import Prepared
-from fedtailor.engine.setup import drawn, visits_of
+from fedtailor.engine.setup import drawn
 from fedtailor.engine.state import State
-from fedtailor.engine.summary import asked_for, best
 from fedtailor.errors import Diverged, InvalidArgument, InvalidData, TooFewSites
-from fedtailor.metrics.spread import on_validation, summarize
-from fedtailor.runs import config, models
+from fedtailor.metrics.spread import judged_by, on_validation, summarize
+from fedtailor.runs import config
 from fedtailor.runs.journal import Journal
-from fedtailor.runs.personal import STACKS
-from fedtailor.runs.record import columns_of
 from fedtailor.server import guard
 from fedtailor.server.reduce import Mean, Reduce, named
 from fedtailor.sites.agreed import Agreed
 from fedtailor.sites.memory import BORN
+from fedtailor.sites.outcome import keep_shared, summary_of
 from fedtailor.sites.pact import weighs
-from fedtailor.sites.replies import Columns, Transport, answered, bytes_of, mismatch, sentences
+from fedtailor.sites.replies import Columns, Transport, answered, bytes_of, mismatch
 from fedtailor.sites.site import EVALUATE, FINISH, HELLO, TRAIN
 from fedtailor.sites.sums import Exchange
 from fedtailor.sites.terms import Ledger, Terms, pseudonyms
@@ -44,7 +41,6 @@ from fedtailor.sites.wire import Parcel, round_facts, round_tree
 from fedtailor.task.layers import keyed
 
 REMEMBERED = 50  # norms of accepted uploads that new ones are compared with
-OF_THE_ROUND = ("round", "cohort", "bytes_down", "bytes_up", "seconds", "left_out")
 
 
 @dataclass(eq=False)
@@ -84,12 +80,12 @@ class Conductor:
             self._greet(len(state.records))
             if earlier is None:
                 journal.checkpoint(0, state.dump(), self.ledger.facts())
-            clients = self._train(state, journal, began)
+            self._train(state, journal, began)
             self._say_farewell(state)
             if earlier is not None and earlier.summary is not None:
                 return earlier.summary
-            summary = self._summary(state, clients)
-            self._keep_shared(state, journal.folder)
+            summary = summary_of(self.agreed, self.ready, state.records, self.ledger, self.transport.name)
+            keep_shared(self.agreed, self.ready, state, journal.folder)
             digests = journal.digests()
             summary["seconds"] = time.perf_counter() - began
             journal.finish(summary, digests)
@@ -150,12 +146,11 @@ class Conductor:
             self.ready = replace(self.ready, plan=_weighted(self.ready, sizes))
 
     # -- rounds ------------------------------------------------------------------------------------------------------
-    def _train(self, state: State, journal: Journal, began: float) -> Columns:
+    def _train(self, state: State, journal: Journal, began: float) -> None:
         ready, plan, rounds = self.ready, self.ready.plan, self.ready.options.rounds
         every = ready.every
         likes = [self.agreed.example_upload(ready, exchange) for exchange in range(plan.algorithm.exchanges)]
         state.sent = plan.sent_after(state.shared, state.server, len(state.records), rounds)
-        columns: Columns | None = None
         for number in range(len(state.records), rounds):
             started, before = time.perf_counter(), self.traffic.copy()
             invited = ids = drawn(plan, ready.size, number)
@@ -173,7 +168,8 @@ class Conductor:
                 **({"left_out": missing} if missing else {}),
                 **plan.algorithm.measures(state.server, rnd),
             }
-            columns, done = None, number + 1
+            columns: Columns | None = None
+            done = number + 1
             if done == rounds or (every and done % every == 0):
                 measured, columns = self._evaluate(state.sent, number)
                 record |= measured
@@ -185,11 +181,6 @@ class Conductor:
             self.checked = dict(self.ledger.versions)
             if self.callback is not None:
                 self.callback(record)
-        return (
-            columns
-            if columns is not None
-            else columns_of(journal.contents, rounds - 1, self.ledger.shown(self.agreed.clients, None)[0])
-        )
 
     def _exchange(self, state: State, rnd: Round, ids: Ids, like: Any) -> tuple[Ids, Round]:
         """Let the clients ``ids`` work and the server learn from it; return who took part, and the round as it was."""
@@ -345,7 +336,9 @@ class Conductor:
         test = {key: values for key, values in self._columns(heard, "test").items() if final or key not in late}
         out = summarize(kind, answered(test), score)
         if self.agreed.rows.validation:
-            out |= on_validation(kind, answered(self._columns(heard, "val")), score)
+            judged = self._columns(heard, "val")
+            out |= on_validation(kind, answered(judged), score)
+            test |= judged_by(judged, score)
         return out, test
 
     def _columns(self, heard: Mapping[str, Parcel], part: str) -> Columns:
@@ -363,52 +356,6 @@ class Conductor:
         reached = self._to_all(FINISH, sent, rounds)
         for name, reply in reached.items():
             self._heard(rounds, name, reply)
-
-    def _keep_shared(self, state: State, folder: Path) -> None:
-        """Write what a newcomer predicts with; where that depends on its rows, only what is shared."""
-        plan, rounds = self.ready.plan, self.ready.options.rounds
-        sent = plan.sent_after(state.shared, state.server, rounds, rounds)
-        new: Any = {}
-        if tree.leaves(sent.newcomer):
-            with suppress(Exception):  # raised by whatever looks at rows, of which there are none
-                new = labelled(plan.algorithm.init_client(plan.task, sent.newcomer, UNREAD), sent.own(None))
-        nobody = replace(self.ready.federation, names=())
-        trained = self.ready.algorithm, self.ready.task, nobody
-        models.write(folder, trained, self.agreed.model, self.ready.options.plain(), state.shared, {STACKS: {}, "new": new})
-
-    def _summary(self, state: State, clients: Columns) -> dict[str, Any]:
-        ready, records = self.ready, state.records
-        name = ready.task.score.name
-        return {
-            **asked_for(ready),
-            "clients": len(self.agreed.clients),
-            "engine": self.transport.name,
-            "engine_reason": "asked for",
-            "workers": 1,
-            **{key: value for key, value in records[-1].items() if key not in OF_THE_ROUND},
-            f"{name}_global_test": None,  # nobody has everybody's rows
-            "trained_parameters": ready.facts["trained_parameters"],
-            "personal_parameters": None,  # known at the sites
-            "bytes_down": sum(record["bytes_down"] for record in records),
-            "bytes_up": sum(record["bytes_up"] for record in records),
-            "epsilon_max": None,  # every site's own summary has it
-            "epsilon": None,
-            **({} if self.agreed.pact is None else self.agreed.pact.spent(self._most_visits(), ready.algorithm.exchanges)),
-            **best(records, ready.task.score),
-            "events": self.ledger.events,
-            "run": self.ledger.run,
-            "notes": [
-                *([] if self.agreed.pact is None else [self.agreed.pact.note()]),
-                *ready.notes,
-                *ready.facts["notes"],
-                *notes_on(ready.algorithm),
-                *sentences(self.ledger.events),
-            ],
-        }
-
-    def _most_visits(self) -> int:
-        """Return how many rounds the client takes part in that takes part in most."""
-        return int(visits_of(self.ready.plan, self.ready.options.rounds, self.ready.size).max())
 
 
 def _weighted(ready: Prepared, sizes: np.ndarray[Any, np.dtype[np.float64]]) -> Any:

@@ -23,7 +23,7 @@ from fedtailor.data.split import Split
 from fedtailor.data.tables.draw import draw_parts
 from fedtailor.data.tables.read import read_table
 from fedtailor.data.words import listed, row_number, shown
-from fedtailor.engine.options import Checked
+from fedtailor.engine.checked import Checked
 from fedtailor.errors import InvalidArgument, InvalidData
 from fedtailor.runs import files
 from fedtailor.sites.agreed import Rows

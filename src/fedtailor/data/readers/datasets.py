@@ -115,8 +115,7 @@ class _Wanted(NamedTuple):
 
     def read(self, source: Any, where: str) -> _Rows:
         """Return the rows of one source."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
+        with rng.seeded(self.seed):
             try:
                 content = _content(source, where)
             except FedtailorError:

@@ -107,21 +107,6 @@ def read_pair(x: Path, y: Path) -> tuple[NDArray[Any], Labels]:
     return rows, labels.astype(np.int64)
 
 
-def read_corrupted(folder: Path, corruption: str, severity: int) -> tuple[Bytes, Labels]:
-    """Read one corruption of CIFAR-10-C or CIFAR-100-C at one severity, 1 to 5: a fifth of the rows of its file each."""
-    if severity not in range(1, 6):
-        raise InvalidArgument(f"the severity of a corruption is 1, 2, 3, 4 or 5, not {severity!r}")
-    if not (folder / f"{corruption}.npy").is_file():
-        kinds = sorted(path.stem for path in folder.glob("*.npy") if path.stem != "labels")
-        raise InvalidArgument(f"{folder} has no corruption {corruption!r}; it has {', '.join(kinds) or 'none'}")
-    x, y = read_pair(folder / f"{corruption}.npy", folder / "labels.npy")
-    if len(y) % 5:
-        raise InvalidData(f"{folder / corruption}.npy has {len(y)} rows, which are not five equal severities; get it again")
-    each = len(y) // 5
-    part = slice((severity - 1) * each, severity * each)
-    return x[part], y[part]
-
-
 def read_cifar(path: Path, label_bytes: int = 1) -> tuple[Bytes, Labels]:
     """Read a binary CIFAR batch: images [rows, 3, 32, 32] and labels [rows, label_bytes] (CIFAR-100: coarse, fine)."""
     raw = np.fromfile(path, np.uint8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +25,23 @@ IDX = tuple(f"{part}-{content}-ubyte" for part in ("train", "t10k") for content 
 
 
 def digits(images: bool = False) -> PooledData:
-    """scikit-learn's 1,797 handwritten digits, 8x8, values in [0, 1]."""
-    from sklearn.datasets import load_digits
-
-    x, y = load_digits(return_X_y=True)
+    """Return scikit-learn's 1,797 handwritten digits, 8x8, values in [0, 1]."""
+    x, y = _digits()
     x = (x / 16).astype(np.float32)
     return PooledData("digits", x.reshape(-1, 8, 8) if images else x, y.astype(np.int64), DIGITS)
+
+
+def _digits() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return their pixels and labels from scikit-learn's file: its import takes longer than a small run."""
+    spec = find_spec("sklearn")
+    path = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz" if spec is not None and spec.origin else None
+    if path is None or not path.is_file():
+        from sklearn.datasets import load_digits
+
+        x, y = load_digits(return_X_y=True)
+        return x, y
+    table = np.loadtxt(path, delimiter=",")
+    return table[:, :-1], table[:, -1]
 
 
 def mnist5k() -> PooledData:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedtailor.data.columns import columns_of, read_column
 from fedtailor.data.federation import Federation
 from fedtailor.data.keywords import keywords_of
-from fedtailor.data.refit import refittable
+from fedtailor.data.refit import Parts, refittable
 from fedtailor.data.tables.assembly import Source, build, check_known, unmarked
 from fedtailor.data.tables.folder import from_folder
 from fedtailor.data.tables.options import TableOptions
@@ -37,13 +37,17 @@ def from_table(source: pd.DataFrame | str | os.PathLike[str], *, client: str, la
     Clients and classes are called as they are written, and only an empty cell is a missing one; ``merge_clients`` and
     ``merge_labels`` make one of those that look alike. In the other columns words such as NA are missing too, unless
     ``keep_na``. Cells that hold a mark of ``na`` are missing in all columns. ``columns`` is a file that says how each column
-    is read (``fedtailor data describe --save-columns``); nothing is then learnt from the rows.
+    is read (``fedtailor data describe --save-columns``); nothing is then learnt from the rows. ``row_weights`` names a column
+    that says how much each training row counts in the loss (2 is the row twice); measures count all rows alike.
     """
     return refittable(partial(_read, source, client, label, TableOptions(**options)))
 
 
-def _read(source: Any, client: str, label: str, chosen: TableOptions, fit_to: frozenset[str] | None) -> Federation:
-    """Read a table; its columns are fitted to the training rows of the clients ``fit_to``, or of all."""
+def _read(
+    source: Any, client: str, label: str, chosen: TableOptions, fit_to: frozenset[str] | None, parts: Parts | None
+) -> Federation:
+    """Read a table; its columns are fitted to the training rows of the clients ``fit_to``, or of all. ``parts`` says how its rows
+    are split, where that is drawn elsewhere."""
     import pandas as pd
 
     recipe = None
@@ -60,6 +64,6 @@ def _read(source: Any, client: str, label: str, chosen: TableOptions, fit_to: fr
     if client == label:
         raise InvalidArgument(f"{shown(client)} is both the client and the label; name the column that says whose a row is")
     check_known(table, client, "client column")
-    table, marked = unmarked(table, {client, label, chosen.split}, chosen)
+    table, marked = unmarked(table, {client, label, chosen.split, chosen.row_weights}, chosen)
     owner = read_column(client, table[client], "category", droppable=False)
-    return build(Source(table, owner, None, row_number, chosen.name or name, recipe, client, marked), label, chosen, fit_to)
+    return build(Source(table, owner, parts, row_number, chosen.name or name, recipe, client, marked), label, chosen, fit_to)

@@ -20,7 +20,7 @@ from fedtailor.data.schema import MISSING, OTHER, Column
 from fedtailor.data.tables.codes import take_rows, tally
 from fedtailor.data.tables.options import TableOptions
 from fedtailor.data.tables.target import Target
-from fedtailor.data.words import Where, listed, one_line, shown
+from fedtailor.data.words import Where, counted, listed, one_line, shown
 from fedtailor.errors import InvalidArgument, InvalidData
 from fedtailor.task.kinds import CLASSIFICATION, REGRESSION, Kind
 
@@ -186,7 +186,8 @@ def agreed_classes(agreed: AgreedColumns, target: Target, where: Where) -> Targe
 def agreed_notes(agreed: AgreedColumns, table: Table, raws: Mapping[str, Raw], rows: Ints, known: Sequence[str]) -> list[str]:
     """Return what the file did to the table: columns it does not name, values outside its ranges and categories."""
     width = sum(len(column.names()) for column in agreed.columns)
-    notes = [f"{len(agreed.columns)} columns became {width} features, as {agreed.path} says; nothing was learnt from the rows."]
+    became = f"{counted(len(agreed.columns), 'column')} became {counted(width, 'feature')}"
+    notes = [f"{became}, as {agreed.path} says; nothing was learnt from the rows."]
     if ignored := [name for name in table if name not in raws and name not in known]:
         notes.append(f"Columns that {agreed.path} does not name were left out: {listed(ignored, 10)}.")
     for column in agreed.columns:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.data.columns import Raw, Table
+from fedtailor.data.arrays import row_weights
+from fedtailor.data.columns import Raw, Table, read_column
 from fedtailor.data.federation import Federation
 from fedtailor.data.missing import Marked, marked_note, without_marks
 from fedtailor.data.schema import Features, Schema
@@ -30,7 +31,7 @@ from fedtailor.data.tables.notes import agreed_scale_note, class_notes, column_n
 from fedtailor.data.tables.options import TableOptions
 from fedtailor.data.tables.target import Target, read_target
 from fedtailor.data.tables.threads import parallel_map
-from fedtailor.data.words import Where, listed, shown
+from fedtailor.data.words import Where, listed, shown, text
 from fedtailor.errors import InvalidArgument, InvalidData
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Source:
 
     table: Table
     owner: Raw
-    known_part: NDArray[np.int8] | None
+    known_part: NDArray[np.int8] | None  # which wins over a split column
     where: Where
     name: str
     recipe: Mapping[str, Any] | None
@@ -114,16 +115,37 @@ def build(source: Source, label: str, options: TableOptions, fit_to: frozenset[s
     if agreed is None:
         notes += [*column_notes(columns, raws, layout, left_out), scale_note(options)]
     else:
-        special = [column for column in (source.client, label, options.split) if column]
+        special = [column for column in (source.client, label, options.split, options.row_weights) if column]
         notes += [*agreed_notes(agreed, table, raws, layout.rows, special), agreed_scale_note(options)]
-    return federation(x, y, target, layout, source.name, schema, source.recipe, task_note(label, target, options), notes)
+    made = federation(x, y, target, layout, source.name, schema, source.recipe, task_note(label, target, options), notes)
+    return made if options.row_weights is None else _weighted(made, source, options.row_weights)
+
+
+def _weighted(made: Federation, source: Source, column: str) -> Federation:
+    """Return the federation with its training rows weighted by a column of numbers, of which each client has one above 0."""
+    raw = read_column(column, source.table[column], "numeric", source.where, droppable=False)
+    assert made.train.rows is not None
+    weights = raw.values[made.train.rows].astype(np.float64)
+    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    if len(wrong):
+        row = int(made.train.rows[wrong].min())
+        value = "nothing" if raw.missing[row] else shown(text(float(raw.values[row])))
+        raise InvalidData(f"the weight {shown(column)} is {value} in {source.where(row)}; give numbers of at least 0")
+    per_client = np.split(weights, made.train.offsets[1:-1])
+    note = f"Training rows count as {shown(column)} says; measures count all rows alike."
+    train = replace(made.train, weights=row_weights(per_client, made.train, made.names))
+    return replace(made, train=train, notes=(*made.notes, note))
 
 
 def _known_part(source: Source, rows: NDArray[np.int64], options: TableOptions) -> NDArray[np.int8] | None:
     """Return the part of each row where a column or the table itself says it."""
-    if options.split is not None:
+    if source.known_part is None and options.split is not None:
         return read_parts(options.split, source.table[options.split], rows, source.where)
-    return None if source.known_part is None else source.known_part[rows]
+    if source.known_part is None:
+        return None
+    parts = np.zeros(len(source.owner.values), np.int8)  # rows after the last that is known are in nobody's part
+    parts[: len(source.known_part)] = source.known_part
+    return parts[rows]
 
 
 def federation(
@@ -156,12 +178,14 @@ def federation(
 
 def _feature_columns(table: Table, client: str, label: str, options: TableOptions) -> list[str]:
     """Return the columns to learn from, in the table's order or in that of ``options.features``."""
-    roles = {"client": client or None, "label": label, "split": options.split}
+    roles = {"client": client or None, "label": label, "split": options.split, "weights": options.row_weights}
     special = {role: column for role, column in roles.items() if column is not None}
     for role, column in special.items():
         check_known(table, column, f"{role} column")
     if len(set(special.values())) < len(special):
-        raise InvalidArgument(f"the split column {shown(options.split)} is also the client or the label; name another column")
+        twice = next(column for column in special.values() if list(special.values()).count(column) > 1)
+        named = " and ".join(role for role, column in special.items() if column == twice)
+        raise InvalidArgument(f"the column {shown(twice)} is named as {named} at once; name another column")
     drop = _rejoined(options.drop, table)
     for column in drop:
         check_known(table, column, "column to drop")

@@ -24,6 +24,7 @@ from fedtailor.errors import InvalidData
 MOST_CATEGORIES = 30  # the rest share one feature
 INDICATOR_SHARE = 0.01
 ROUNDING = 1e-13
+MANY = 100_000  # values from which on a median is looked for among few of them
 
 
 def read_features(table: Table, rows: Ints, options: TableOptions, where: Where) -> tuple[dict[str, Raw], dict[str, str]]:
@@ -110,9 +111,15 @@ def _fit(name: str, raw: Raw, train: Ints, scaled: bool) -> Column | str:
 
 def median(values: Floats) -> float:
     """Return the median; NumPy's own function looks for NaN and takes several times longer."""
-    half = len(values) // 2
+    half, odd = len(values) // 2, len(values) % 2
+    if len(values) >= MANY:  # it is nearly always between two values of a sample, and so among few
+        sample = np.sort(values[:: len(values) // 4096])
+        low, high = sample[int(0.46 * len(sample))], sample[int(0.54 * len(sample))]
+        below, between = int(np.count_nonzero(values < low)), values[(values >= low) & (values <= high)]
+        if below < half < below + len(between):
+            values, half = between, half - below
     parted = np.partition(values, half)
-    return float(parted[half] if len(values) % 2 else (parted[:half].max() + parted[half]) / 2)
+    return float(parted[half] if odd else (parted[:half].max() + parted[half]) / 2)
 
 
 def mean_and_scale(values: Floats) -> tuple[float, float]:

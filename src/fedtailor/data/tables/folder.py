@@ -15,7 +15,7 @@ from fedtailor.data.columns import columns_of
 from fedtailor.data.federation import Federation
 from fedtailor.data.keywords import keywords_of
 from fedtailor.data.missing import added
-from fedtailor.data.refit import refittable
+from fedtailor.data.refit import Parts, refittable
 from fedtailor.data.tables.arrays import from_arrays
 from fedtailor.data.tables.assembly import Source, build, unmarked
 from fedtailor.data.tables.images import from_images
@@ -78,9 +78,15 @@ def _tables_of(folder: Path) -> list[Entry]:
 
 
 def _from_tables(
-    listing: Sequence[Entry], label: str | None, options: TableOptions, name: str, fit_to: frozenset[str] | None
+    listing: Sequence[Entry],
+    label: str | None,
+    options: TableOptions,
+    name: str,
+    fit_to: frozenset[str] | None,
+    parts: Parts | None,
 ) -> Federation:
-    """Build a federation from one table that joins those of all clients, fitted to the rows of ``fit_to`` or of all."""
+    """Build a federation from one table that joins those of all clients, fitted to the rows of ``fit_to`` or of all; ``parts``
+    says how its rows are split, where that is drawn elsewhere."""
     if label is None:
         raise InvalidArgument("tables need a label; give label= (on the command line --label COLUMN)")
     has_part = [part is not None for _, _, part in listing]
@@ -89,7 +95,10 @@ def _from_tables(
         raise InvalidData(f"client {odd!r} has no train and test files but others do; split all clients or none")
     if any(has_part) and options.split is not None:
         raise InvalidArgument(f"the files are named by part, so split={options.split!r} says it twice; leave it out")
-    read = [unmarked(columns_of(read_table(path, (label,))), {label, options.split}, options) for path, _, _ in listing]
+    read = [
+        unmarked(columns_of(read_table(path, (label,))), {label, options.split, options.row_weights}, options)
+        for path, _, _ in listing
+    ]
     pieces = [piece for piece, _ in read]
     first = list(pieces[0])
     for (path, _, _), piece in zip(listing, pieces, strict=True):
@@ -103,5 +112,7 @@ def _from_tables(
     known_part = np.repeat(np.array([PART_OF[part] for _, _, part in listing if part], np.int8), sizes) if any(has_part) else None
     table = {column: concatenated([piece[column] for piece in pieces]) for column in first}
     where = row_locator([path for path, _, _ in listing], sizes)
-    source = Source(table, owner, known_part, where, name, None, marked=added(marked for _, marked in read))
+    source = Source(
+        table, owner, known_part if parts is None else parts, where, name, None, marked=added(marked for _, marked in read)
+    )
     return build(source, label, options, fit_to)

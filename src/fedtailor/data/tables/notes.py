@@ -16,9 +16,12 @@ from fedtailor.data.tables.features import MOST_CATEGORIES
 from fedtailor.data.tables.layout import Layout
 from fedtailor.data.tables.options import TableOptions
 from fedtailor.data.tables.target import Target
-from fedtailor.data.words import listed, shown
+from fedtailor.data.words import counted, listed, shown
 
 KEYS = 1_000  # rows that are looked at first
+FEWEST_KEYS = 50  # rows from which on different numbers mean something
+ALMOST_ALL = 0.95  # of the rows have a number of their own
+GAPLESS = 0.9  # of the numbers between the smallest and the largest are there
 
 
 def task_note(label: str, target: Target, options: TableOptions) -> str:
@@ -46,7 +49,8 @@ def reasons(left_out: Mapping[str, str]) -> str:
 
 def column_notes(columns: Sequence[Column], raws: Mapping[str, Raw], layout: Layout, left_out: Mapping[str, str]) -> list[str]:
     width = sum(len(column.names()) for column in columns)
-    notes = [f"{len(columns)} columns became {width} features: {listed((column.name for column in columns), 20)}."]
+    became = f"{counted(len(columns), 'column')} became {counted(width, 'feature')}"
+    notes = [f"{became}: {listed((column.name for column in columns), 20)}."]
     if left_out:
         notes.append(f"Columns left out: {reasons(left_out)}.")
     for column in columns:
@@ -60,9 +64,10 @@ def column_notes(columns: Sequence[Column], raws: Mapping[str, Raw], layout: Lay
             notes += _category_notes(column, raw, layout)
         elif _looks_like_a_counter(raw.values):
             notes.append(f"Column {shown(column.name)} grows from row to row; if it only numbers the rows, --drop it.")
-        elif _looks_like_a_key(raw.values):
+        elif distinct := _keys(raw.values):
             notes.append(
-                f"Column {shown(column.name)} holds another whole number in every row; if it only names them, --drop it."
+                f"Column {shown(column.name)} holds {distinct:,} different whole numbers in {len(raw.values):,} rows; if it only "
+                "names rows or people, --drop it."
             )
     return notes
 
@@ -91,10 +96,18 @@ def _looks_like_a_counter(values: Floats) -> bool:
     return len(values) >= 20 and bool((values[1:20] > values[:19]).all()) and bool((np.diff(values) == 1).all())
 
 
-def _looks_like_a_key(values: NDArray[Any]) -> bool:
-    if values.dtype.kind != "i" or len(values) < 50 or len(np.unique(values[:KEYS])) < min(len(values), KEYS):
-        return False
-    return len(np.unique(values)) == len(values)
+def _keys(values: NDArray[Any]) -> int:
+    """Return how many numbers there are, if they look like names of rows or people: whole, and almost all different, or numbered
+    without gaps and used less than twice on average; otherwise 0."""
+    first = values[:KEYS][np.isfinite(values[:KEYS])]
+    if len(values) < FEWEST_KEYS or 2 * len(np.unique(first)) <= len(first) or (first % 1).any():
+        return 0
+    present = values[np.isfinite(values)]
+    if (present % 1).any():
+        return 0
+    numbers = np.unique(present)
+    gapless = len(numbers) >= GAPLESS * (float(numbers[-1]) - float(numbers[0]) + 1) and 2 * len(numbers) > len(present)
+    return len(numbers) if gapless or len(numbers) >= ALMOST_ALL * len(present) else 0
 
 
 def scale_note(options: TableOptions) -> str:

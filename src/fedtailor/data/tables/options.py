@@ -34,6 +34,7 @@ class TableOptions:
     merge_clients: bool = False
     merge_labels: bool = False
     columns: str | None = None
+    row_weights: str | None = None
 
     def __post_init__(self) -> None:
         for option in ("features", "drop", "na"):

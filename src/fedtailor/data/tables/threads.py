@@ -13,7 +13,8 @@ U = TypeVar("U")
 
 def parallel_map(function: Callable[[T], U], items: Sequence[T], rows: int) -> list[U]:
     """Return ``function`` of every item; with many rows in threads, because NumPy releases the interpreter in its loops."""
-    if rows < 100_000:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if rows < 100_000 or cores == 1:
         return [function(item) for item in items]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(cores) as pool:
         return list(pool.map(function, items))
