@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
 import json
 import os
@@ -25,6 +26,7 @@ from fedtailor.cli import main
 from fedtailor.errors import BadRun, FedtailorError, InvalidArgument
 from fedtailor.runs import models
 from fedtailor.runs.contents import write_manifest
+from tests.commands import Command
 
 SRC, HERE = Path(ft.__file__).parents[1], Path(__file__).parents[1]
 # the package's names beside the methods: what a caller may rely on
@@ -100,11 +102,10 @@ def command(monkeypatch, *words):
     return ended.value.code or 0
 
 
-def elsewhere(*words, **options):
-    """The command in a process of its own, which has defined nothing."""
-    env = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", "from fedtailor.cli import main; main()", *map(str, words)]
-    return subprocess.run(command, env=env, text=True, capture_output=True, timeout=300, **options)
+def elsewhere(*words, cwd="."):
+    """What the command ends with, its output and its errors, in a process of its own, which has defined nothing."""
+    with contextlib.chdir(cwd):
+        return Command(*words).wait(300)
 
 
 def data():
@@ -196,9 +197,9 @@ def test_a_fingerprint_covers_bases_and_functions_in_files_beside_it(here):
 def test_a_method_of_ones_own_runs_predicts_and_is_exported(here, monkeypatch):
     """Made by another process: nothing but the directory says where the class is."""
     Path("mine.py").write_text(SOURCE.replace("SHARE = 0.5", "SHARE = 0.4375"))
-    done = elsewhere("run", "mine.py:FedAvg", *RUN, "--lam", "0.3", "--out", "run", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["source"].startswith("mine.py:FedAvg@")
+    code, out, err = elsewhere("run", "mine.py:FedAvg", *RUN, "--lam", "0.3", "--out", "run", "--json")
+    assert code == 0, err
+    assert json.loads(out)["source"].startswith("mine.py:FedAvg@")
     assert 'method = "mine.py:FedAvg@' in Path("run/config.toml").read_text()
     x = data().test.client(0)[0]
     saved = models.read(here / "run")
@@ -221,9 +222,9 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_class(here, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         ft.run(method, data(), rounds=4, out="cut", checkpoint_every=1, callback=stop, **options)
     whole = ft.run(method, data(), rounds=4, **options)
-    done = elsewhere("resume", "cut", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["loss_personal"] == whole.summary["loss_personal"]
+    code, out, err = elsewhere("resume", "cut", "--json")
+    assert code == 0, err
+    assert json.loads(out)["loss_personal"] == whole.summary["loss_personal"]
 
 
 def test_compare_takes_methods_of_ones_own_beside_ours_of_the_same_name(here, monkeypatch, capsys):
@@ -246,9 +247,9 @@ def test_compare_takes_methods_of_ones_own_beside_ours_of_the_same_name(here, mo
     assert command(monkeypatch, "resume", "all", "--json") == 0
     assert command(monkeypatch, "export", "all", "--method", "FedAvg (mine.py)") == 0
     Path("mine.py").write_text(SOURCE.replace("0.5", "0.6"))
-    refused = elsewhere("resume", "all")
-    assert refused.returncode == 2
-    assert "now holds FedAvg@" in refused.stderr
+    code, _, err = elsewhere("resume", "all")
+    assert code == 2
+    assert "now holds FedAvg@" in err
 
 
 def test_check_and_list_take_a_method_of_ones_own(here, monkeypatch, capsys):
@@ -282,8 +283,8 @@ def made(tmp_path_factory):
     """A run of a class of mine.py, made by another process."""
     folder = tmp_path_factory.mktemp("made")
     (folder / "mine.py").write_text(UNKNOWN)
-    done = elsewhere("run", "mine.py:FedAvg", *RUN, "--out", "run", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    code, _, err = elsewhere("run", "mine.py:FedAvg", *RUN, "--out", "run", cwd=folder)
+    assert code == 0, err
     return folder / "run"
 
 
@@ -372,10 +373,10 @@ def test_a_class_without_a_file_is_resumed_where_it_is_defined_and_nowhere_else(
     notes = ft.run(kind(), data(), rounds=1, out="typed").summary["notes"]
     assert any("only where a class Typed is defined again" in note for note in notes)
     assert type(models.read(Path("typed")).algorithm) is kind
-    refused = elsewhere("resume", "typed")
-    assert refused.returncode == 2
-    assert "a class that was in no file" in refused.stderr
-    assert "no class of that name" in refused.stderr
+    code, _, err = elsewhere("resume", "typed")
+    assert code == 2
+    assert "a class that was in no file" in err
+    assert "no class of that name" in err
     with pytest.raises(BadRun, match="this process has no class of that name"):
         recall("(no file):Untyped", Path("typed"))
 
@@ -448,17 +449,14 @@ class Forgetful(Algorithm):
 '''
 
 
-def test_a_new_method_is_one_new_file(tmp_path):
-    """In a copy of the sources: the names, the command line, the laws, the card and the documentation's rows have it."""
-    shutil.copytree(SRC / "fedtailor", tmp_path / "fedtailor", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "fedtailor/algorithms/forgetful.py").write_text(NEW)
-    script = """
+SCRIPT = """
 import contextlib, io, json, sys
 import fedtailor as ft
 from fedtailor.advisor import card
 from fedtailor.advisor.table import costs, evidence
 from fedtailor.algorithms import METHODS
 from fedtailor.cli import main
+from tests.oracles.test_oracles import wanted
 
 def command(*words):
     sys.argv, out = ["fedtailor", *words, "--json"], io.StringIO()
@@ -469,29 +467,36 @@ def command(*words):
 facts = card(ft.Forgetful())
 print(json.dumps({
     "all": "Forgetful" in ft.__all__, "dir": "Forgetful" in dir(ft), "methods": [m.__name__ for m in METHODS],
-    "card": facts.name, "row": evidence(ft.Forgetful), "costs": costs(facts)["method"],
+    "card": facts.name, "row": evidence(ft.Forgetful), "costs": costs(facts)["method"], "oracles": wanted(METHODS),
     "laws": len(command("check", "forgetful")), "list": command("list", "algorithms", "--method", "forgetful")[0]["name"],
     "run": command("run", "forgetful", "digits", "--clients", "3", "--rounds", "1", "--out", "run")["source"]}))
 """
-    env = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", script], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory):
+    """What is found in a copy of the sources that has one more file."""
+    copy = tmp_path_factory.mktemp("copy")
+    shutil.copytree(SRC / "fedtailor", copy / "fedtailor")
+    (copy / "fedtailor/algorithms/forgetful.py").write_text(NEW)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(copy), str(HERE.parent)]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, cwd=copy, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["all"] is found["dir"] is True
-    assert found["card"] == found["costs"] == found["list"] == found["row"]["method"] == "Forgetful"
-    assert found["methods"][found["methods"].index("Forgetful") - 1] == "FedYogi"  # by family, then by name
-    assert (found["row"]["reference"], found["row"]["laws, linear"]) == ("Nobody 2030.", "9 of 9")
-    assert found["laws"] > 8
-    assert found["run"] == "forgetful"
+    return json.loads(done.stdout)
 
 
-def test_the_oracle_of_a_new_method_is_asked_for_by_name(tmp_path):
-    shutil.copytree(SRC / "fedtailor", tmp_path / "fedtailor", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "fedtailor/algorithms/forgetful.py").write_text(NEW)
-    script = "from tests.oracles.test_oracles import METHODS, wanted; print(*wanted(METHODS))"
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(HERE.parent)])}
-    done = subprocess.run([sys.executable, "-c", script], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.stdout.split() == ["tests/oracles/forgetful.py"], done.stderr
+def test_a_new_method_is_one_new_file(extended):
+    """The names, the command line, the laws, the card and the documentation's rows have it."""
+    assert extended["all"] is extended["dir"] is True
+    assert extended["card"] == extended["costs"] == extended["list"] == extended["row"]["method"] == "Forgetful"
+    assert extended["methods"][extended["methods"].index("Forgetful") - 1] == "FedYogi"  # by family, then by name
+    assert (extended["row"]["reference"], extended["row"]["laws, linear"]) == ("Nobody 2030.", "9 of 9")
+    assert extended["laws"] > 8
+    assert extended["run"] == "forgetful"
+
+
+def test_the_oracle_of_a_new_method_is_asked_for_by_name(extended):
+    assert extended["oracles"] == ["tests/oracles/forgetful.py"]
 
 
 # -- no method is named where all of them are served ---------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import runpy
 import signal
 import subprocess
@@ -28,7 +29,7 @@ from fedtailor.engine.checked import names
 from fedtailor.errors import FedtailorError
 from fedtailor.runs import models
 from tests import make
-from tests.commands import appears
+from tests.commands import Command, appears
 
 COLUMNS = ("--client", "hospital", "--label", "sick")
 QUICK = ("--rounds", "2", "--evaluate-every", "0")
@@ -752,19 +753,14 @@ def test_a_client_is_exported_just_where_one_model_gives_its_predictions(kind, h
 # -- stopped and resumed -------------------------------------------------------------------------------------------------
 
 
-def launch(*words):
-    command = [sys.executable, "-c", "from fedtailor.cli import main; main()", *map(str, words)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
 def test_ctrl_c_says_how_to_go_on_and_the_resumed_run_is_the_same():
     words = ("run", "digits", "ditto", "--clients", 6, "--rounds", 100, "--evaluate-every", 0)
-    process = launch(*words, "--out", "cut")
-    assert appears(Path("cut/checkpoints/round-0000000.json"), lambda: process.poll() is None)
+    process = Command(*words, "--out", "cut")
+    assert appears(Path("cut/checkpoints/round-0000000.json"), process.alive)
     time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    os.kill(process.pid, signal.SIGINT)
+    code, out, err = process.wait()
+    assert code == 130
     assert out == ""
     assert err == "fedtailor: stopped; go on with: fedtailor resume cut\n"
     assert not Path("cut/summary.json").exists()
@@ -790,11 +786,12 @@ assert not heavy, heavy
 
 
 def test_the_real_program_refuses_with_two_and_one_line():
-    process = launch("run", "digits", "--lam", "-1", "--out", "new")
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert out == ""
-    assert err == "fedtailor: FedCLUP: lam must be at least 0, not -1\n"
+    program = [sys.executable, "-c", "from fedtailor.cli import main; main()"]
+    words = ("run", "digits", "--lam", "-1", "--out", "new")
+    ended = subprocess.run([*program, *words], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert ended.stderr == "fedtailor: FedCLUP: lam must be at least 0, not -1\n"
     assert not Path("new").exists()
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import get_type_hints
@@ -18,6 +16,7 @@ from fedtailor.config import RunSettings
 from fedtailor.engine.options import Options
 from fedtailor.engine.prepare import prepare
 from fedtailor.runs.summary import Summary, documented, page
+from tests.commands import Apart
 from tests.make import federation
 from tests.stored import make
 
@@ -45,9 +44,9 @@ def test_another_process_prepares_the_same_run_from_the_settings_alone(more, tmp
     settings = RunSettings.of({**PATIENTS, "rounds": 3, "seed": 4, "weights": "size", **more})
     path = tmp_path / "config.toml"
     path.write_text(settings.toml())
-    code = f"from tests.engine.test_prepare import digest, read; print(digest(read({str(path)!r}).prepared()))"
-    there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-    assert there == digest(settings.prepared())
+    there = tmp_path / "there"
+    assert Apart(lambda: there.write_text(digest(read(str(path)).prepared()))).code() == 0
+    assert there.read_text() == digest(settings.prepared())
 
 
 def read(path: str) -> RunSettings:
