@@ -215,7 +215,9 @@ def report(
 @sites.command()
 def demo(
     out: Annotated[Path, typer.Option(help="The folder to make.")] = Path("sites-demo"),
-    data: Annotated[Path, typer.Option(help="A table with the columns hospital and outcome.")] = Path("examples/patients.csv"),
+    data: Annotated[
+        Path | None, typer.Option(help="A table with the columns hospital and outcome (default: made-up patients).")
+    ] = None,
 ) -> None:
     """Show a whole network on this machine: a TLS server and three sites, one of which is killed half way and comes back."""
     from fedtailor.cli.sites_demo import play

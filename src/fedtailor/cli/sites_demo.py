@@ -11,6 +11,7 @@ from typing import Any
 from fedtailor.algorithms.settings import make
 from fedtailor.cli.base import say
 from fedtailor.cli.sites_run import next_run, train
+from fedtailor.data.made_up import patients
 from fedtailor.data.tables.read import read_table
 from fedtailor.engine.options import Options
 from fedtailor.errors import InvalidArgument
@@ -38,14 +39,14 @@ COLUMNS: list[dict[str, Any]] = [
 ]
 
 
-def play(out: Path, data: Path) -> Path:
+def play(out: Path, data: Path | None) -> Path:
     """Train every method on a network of its own and return the page on all of them."""
     need_flower()
-    if not data.exists():
-        raise InvalidArgument(f"there is no {data}; give --data, for instance examples/patients.csv of fedtailor's source")
+    if data is not None and not data.exists():
+        raise InvalidArgument(f"there is no {data}; leave out --data to take made-up patients")
     if out.exists() and any(out.iterdir()):
         raise InvalidArgument(f"{out} exists and is not empty; give another --out")
-    frame = read_table(data)
+    frame = patients() if data is None else read_table(data)
     names = list(dict.fromkeys(frame["hospital"]))[:SITES]
     tables = {}
     for name in names:

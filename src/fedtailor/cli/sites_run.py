@@ -37,23 +37,21 @@ def train(
     """Let the server play a run, tell of every round as it ends, and return the summary; ``look`` is called now and then."""
     from fedtailor.runs.layout import HISTORY, SUMMARY
     from fedtailor.sites.names import FAILED
-    from fedtailor.sites.processes import runs_of, start_run, why_failed
+    from fedtailor.sites.processes import commands, runs_of, start_run, why_failed
 
     (out / FAILED).unlink(missing_ok=True)
     number = start_run(network, str(out.relative_to(network.folder)), resume)
-    seen, looked = 0, 0.0
-    state = "pending"
-    while not state.startswith(ENDED):
-        time.sleep(LOOK)
-        look()
-        history = out / HISTORY
-        rounds = [line for line in _lines(history) if "client" not in line] if history.exists() else []
-        for record in rounds[seen:]:
-            show(record)
-        seen = max(seen, len(rounds))
-        if time.monotonic() - looked > 5 * LOOK:  # every look starts a process
-            state = next((run["status"] for run in runs_of(network) if run["run-id"] == number), f"{ENDED}:lost")
-            looked = time.monotonic()
+    seen, state = 0, "pending"
+    with commands(network) as ask:
+        while not state.startswith(ENDED):
+            time.sleep(LOOK)
+            look()
+            state = next((run["status"] for run in runs_of(network, ask) if run["run-id"] == number), f"{ENDED}:lost")
+            history = out / HISTORY
+            rounds = [line for line in _lines(history) if "client" not in line] if history.exists() else []
+            for record in rounds[seen:]:
+                show(record)
+            seen = max(seen, len(rounds))
     if state != f"{ENDED}:completed":
         raise TooFewSites(why_failed(out) or f"the run ended as {state}; read {network.folder / 'server' / 'superlink.log'}")
     return json.loads((out / SUMMARY).read_text()) if (out / SUMMARY).exists() else {}  # an exchange of summaries has none

@@ -11,26 +11,31 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import tomli_w
 
 from fedtailor.errors import InvalidArgument, SiteRefused
 from fedtailor.runs import files
-from fedtailor.sites import keys
+from fedtailor.sites import keys, knock
+from fedtailor.sites.commanding import END
 from fedtailor.sites.house import House
 from fedtailor.sites.names import APP, FAILED, FOLDER, HOME, NODES, nodes_of
 from fedtailor.sites.project import KEY, Network
 
 COMMANDS = "bin"  # the folder of the only commands that a site's SuperNode finds
+COMMANDING = "from fedtailor.sites.commanding import command_many; command_many()"
 LISTENING = "from fedtailor.sites.listening import listen; listen()"
-OURS = "from fedtailor.sites.answering import answer_by_ours; answer_by_ours()"
+TASKS = "import sys; from fedtailor.sites.answering import start_tasks; start_tasks(sys.argv.pop(1))"
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -39,8 +44,10 @@ QUIET = {
 LINK = "network"  # the name of the connection in Flower's own configuration
 NOT_LET_IN = "code: 2004"  # what a SuperNode says whose key nobody registered, or with whose key another one is connected
 REJOIN = 150.0  # seconds in which a site that was killed must be let in again; Flower misses two heartbeats of 30 first
+ANSWER = 120.0  # seconds in which Flower's command must have answered
 STARTUP = 60.0  # seconds in which a process must be there
 APP_FILE = "fedtailor_sites.py"
+Ask = Callable[[Sequence[str]], dict[str, Any]]
 
 
 def need_flower() -> None:
@@ -159,34 +166,75 @@ def _register(network: Network, host: str, port: int) -> None:
     ours = {"default": LINK, LINK: {"address": f"{host}:{port}", "root-certificates": str(folder / "server" / keys.AUTHORITY)}}
     files.write(folder / HOME / "config.toml", tomli_w.dumps({"superlink": ours}))
     known = nodes_of(folder) if (folder / NODES).exists() else {}
-    for name in network.clients:
-        if name not in known:
-            public = folder / "server" / "keys" / f"{name}{keys.PUBLIC}"
-            known[name] = int(_flwr(network, ["supernode", "register", str(public), LINK])["node-id"])
-            files.write_json(folder / NODES, known)
+    with commands(network) as ask:
+        for name in network.clients:
+            if name not in known:
+                public = folder / "server" / "keys" / f"{name}{keys.PUBLIC}"
+                known[name] = int(ask(["supernode", "register", str(public), LINK])["node-id"])
+                files.write_json(folder / NODES, known)
+
+
+@contextmanager
+def commands(network: Network) -> Iterator[Ask]:
+    """Give a function that returns what Flower's command answers to its words; all are answered by one process."""
+    need_flower()
+    home = network.folder.absolute() / HOME
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            [sys.executable, "-P", "-c", COMMANDING],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=_environment(home),
+            cwd=home,
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def ask(words: Sequence[str]) -> dict[str, Any]:
+            too_long = threading.Timer(ANSWER, process.kill)
+            too_long.start()
+            try:
+                process.stdin.write(json.dumps([*words, "--format", "json"]) + "\n")
+                process.stdin.flush()
+                said = "".join(iter(lambda: _before(END, process.stdout.readline()), ""))
+            except OSError:
+                said = ""
+            finally:
+                too_long.cancel()
+            return _understood(said, errors)
+
+        try:
+            yield ask
+        finally:
+            process.kill()
+
+
+def _before(end: str, line: str) -> str:
+    return "" if line.strip() == end else line
+
+
+def _understood(said: str, errors: IO[str]) -> dict[str, Any]:
+    """Return an answer of Flower's, unless it is that something went wrong."""
+    start = said.find("{")
+    try:
+        answer = json.loads(said[start:]) if start >= 0 else {}
+    except json.JSONDecodeError:
+        answer = {}
+    if not answer.get("success"):
+        errors.seek(0)
+        why = " ".join((answer.get("error-message") or errors.read() or said).split())[:400]
+        raise InvalidArgument(f"the server does not answer as it should ({why}); is it running (fedtailor sites server)?")
+    return answer
 
 
 def _flwr(network: Network, words: Sequence[str]) -> dict[str, Any]:
     """Return what Flower's command answers."""
-    home = network.folder.absolute() / HOME
-    done = subprocess.run(
-        [tool("flwr"), *words, "--format", "json"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=_environment(home),
-        cwd=home,
-        check=False,
-    )
-    start = done.stdout.find("{")
-    try:
-        answer = json.loads(done.stdout[start:]) if start >= 0 else {}
-    except json.JSONDecodeError:
-        answer = {}
-    if done.returncode or not answer.get("success"):
-        said = " ".join((answer.get("error-message") or done.stderr or done.stdout).split())[:400]
-        raise InvalidArgument(f"the server does not answer as it should ({said}); is it running (fedtailor sites server)?")
-    return answer
+    with commands(network) as ask:
+        return ask(words)
 
 
 def start_run(network: Network, out: str, resume: bool) -> str:
@@ -196,9 +244,10 @@ def start_run(network: Network, out: str, resume: bool) -> str:
     return str(_flwr(network, [*words, "--run-config", settings])["run-id"])
 
 
-def runs_of(network: Network) -> list[dict[str, Any]]:
-    """Return what the server knows of its runs, newest first."""
-    return list(_flwr(network, ["list", LINK])["runs"])
+def runs_of(network: Network, ask: Ask | None = None) -> list[dict[str, Any]]:
+    """Return what the server knows of its runs, newest first; ``ask`` (of ``commands``) spares whoever looks often a process."""
+    words = ["list", LINK]
+    return list((_flwr(network, words) if ask is None else ask(words))["runs"])
 
 
 def stop_run(network: Network, number: str) -> None:
@@ -256,16 +305,19 @@ def start_site(house: House) -> Started:
     command += ["--auth-supernode-private-key", str(folder / KEY), "--host", "127.0.0.1", "--port", str(_free_port())]
     command += ["--node-config", " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())]
     commands = _write_commands(folder / "flower" / COMMANDS)
-    return _start(command, folder / "flower", folder / "site.log", PATH=str(commands))
+    return _start(command, folder / "flower", folder / "site.log", PATH=str(commands), **ONE_THREAD)
 
 
 def _write_commands(folder: Path) -> Path:
     """Write the commands that a SuperNode may start, and return their folder.
 
     For every message Flower starts ``flwr-clientapp``, which installs the app that came from the server and runs it. Ours takes
-    its place and runs what is installed at the site; commands for other kinds of work are not there at all.
+    its place and runs what is installed at the site (``answering``); commands for other kinds of work are not there at all.
     """
-    ours = {"flwr-clientapp": [sys.executable, "-P", "-c", OURS], "flower-superexec": [tool("flower-superexec")]}
+    ours = {
+        "flwr-clientapp": [sys.executable, "-I", "-S", knock.__file__, str(folder)],
+        "flower-superexec": [sys.executable, "-P", "-c", TASKS, str(folder)],
+    }
     for name, words in ours.items():
         files.write(folder / name, f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', 0o700)
     return folder
