@@ -10,10 +10,11 @@ import torch
 
 import fedtailor as ft
 from fedtailor import tree
+from fedtailor.algorithms.base import Round
 from fedtailor.errors import InvalidArgument, InvalidData, TooFewSites
 from fedtailor.runs import checkpoint, models
 from fedtailor.sites.memory import BORN
-from fedtailor.sites.wire import Parcel
+from fedtailor.sites.wire import Parcel, round_facts, round_of
 from tests.sites.halfway import Halfway
 from tests.sites.network import agree, conduct, federation, loop
 
@@ -290,8 +291,39 @@ def test_a_message_keeps_types_and_empty_branches():
     assert got.tree["b"] == {}
     with pytest.raises(InvalidData, match="bfloat16"):
         Parcel({}, {"a": torch.zeros(2, dtype=torch.bfloat16)}).split()
+
+
+@pytest.mark.parametrize(
+    ("keys", "tensors", "arrays"),
+    [
+        ({"a": 1}, [["float64", [2]]], {"float64": np.zeros(2)}),  # another tensor than those that are there
+        ({"a": 0}, [["float64", [2]]], {"float64": np.zeros(3)}),  # a number is left over
+        ({"a": 0}, [["float64", [4]]], {"float64": np.zeros(3)}),
+        ({"a": 0}, [["float64", [-1]]], {"float64": np.zeros(3)}),
+        ({"a": 0}, [["float64", [1.0]]], {"float64": np.zeros(1)}),
+        ({"a": 0}, [["float64", [1, 2]]], {"float64": np.zeros((1, 2))}),
+        ({"a": 0}, [["float64", [2]]], {"float64": np.zeros(2, np.float32)}),  # another type than it says
+        ({"a": 0}, [["complex128", [2]]], {"complex128": np.zeros(2, np.complex128)}),
+        ({"a": 0}, [["float64", [2]]], {}),
+        ({}, [], {"float64": np.zeros(2)}),
+    ],
+)
+def test_a_message_that_does_not_fit_together_is_refused(keys, tensors, arrays):
     with pytest.raises(InvalidData, match="cannot be read"):
-        Parcel.joined('{"facts": {}, "keys": {"a": 1}}', [np.zeros(2)])
+        Parcel.joined(json.dumps({"facts": {}, "keys": keys, "tensors": tensors}), arrays)
+
+
+def test_a_round_travels_to_the_bit_and_one_that_cannot_be_read_is_refused():
+    weights = torch.tensor([0.1, 1 / 3, 1 - 0.1 - 1 / 3], dtype=torch.float64)
+    sent = Round(3, 9, 5, 3, 1.0 + 2**-40, weights, torch.tensor([4, 0, 2]), 7, 0)
+    facts = json.loads(json.dumps(round_facts(sent)))
+    got = round_of(facts)
+    assert torch.equal(got.weights, weights)
+    assert torch.equal(got.ranks, sent.ranks)
+    assert (got.mass, got.number, got.seed) == (sent.mass, 3, 7)
+    for broken in ({**facts, "weights": ["x"]}, {**facts, "ranks": [0.5, None]}, {"number": 3}):
+        with pytest.raises(InvalidData, match="a round cannot be read"):
+            round_of(broken)
 
 
 def test_a_robust_reduce_stands_for_the_mean_and_for_nothing_else(tmp_path):

@@ -14,15 +14,20 @@ import tomli_w
 
 import fedtailor as ft
 from fedtailor import tree
+from fedtailor.advisor.across import advise
 from fedtailor.algorithms.settings import settings
+from fedtailor.cli.sites_advise import ask, scores
 from fedtailor.cli.sites_run import train
 from fedtailor.engine.options import Options
 from fedtailor.errors import TooFewSites
 from fedtailor.runs import checkpoint
 from fedtailor.sites.house import House, newest_run
+from fedtailor.sites.local import InProcess
 from fedtailor.sites.memory import Memory
 from fedtailor.sites.processes import Member, _free_port, start_server
 from fedtailor.sites.project import Draft, Network, Place, create
+from fedtailor.sites.server import Conductor
+from fedtailor.sites.trial import look
 from tests.sites import halfway
 from tests.sites.halfway import Halfway
 
@@ -60,7 +65,7 @@ def tables(folder, names, rows=30):
 
 
 @contextmanager
-def running(folder, names, data, options, method=None, public=None):
+def running(folder, names, data, options, method=None, public=None, advice=False):
     """A server and its sites in processes of their own; what is started here is ended here."""
     made = create(
         folder,
@@ -77,7 +82,7 @@ def running(folder, names, data, options, method=None, public=None):
         started = {"server": start_server(made, "127.0.0.1")}
         stack.callback(lambda: [one.stop() for one in started.values()])
         for name in names:
-            started[name] = Member(House(Place(folder / "sites" / name), data[name]))
+            started[name] = Member(House(Place(folder / "sites" / name), data[name], None, advice))
         yield made, started
 
 
@@ -244,3 +249,26 @@ def test_twenty_sites_in_processes_of_their_own_with_random_failures(tmp_path):
         mine = tree.map(lambda leaf: leaf[0], one.store.get(np.array([i])))
         assert apart(state_of(made, name, run), mine) <= 1e-12
         assert newest_run(made.folder / "sites" / name) is not None
+
+
+def test_an_advice_over_flower_is_that_of_the_same_questions_in_one_process(tmp_path):
+    data, options = tables(tmp_path, SITES), Options(rounds=5, batch_size=8, evaluate_every=0, dtype="float64")
+    with running(tmp_path / "net", SITES, data, options, ft.FedCLUP(lam=0.3, steps=3), advice=True) as (made, _):
+        got, written = ask(made, 1)
+    assert json.loads(written.read_text()) == json.loads(json.dumps(got))
+    houses = {name: House(Place(made.folder / "sites" / name), data[name], None, True) for name in SITES}
+    transport = InProcess({name: house.site() for name, house in houses.items()})
+
+    def play(label, trial):
+        out = tmp_path / "here" / label.replace(" ", "-")
+        Conductor(trial.agreed(made.agreed), transport, out, digest=made.digest, trial=trial.plain()).play()
+        return scores(out)
+
+    here = advise(made.agreed, lambda: look(made.agreed, lambda asked: transport.ask(asked, 1.0), made.digest), play, 1)
+    assert got["r2"] == pytest.approx(here["r2"], rel=1e-9)
+    assert [row["method"] for row in got["race"]] == [row["method"] for row in here["race"]]
+    for one, other in zip(got["race"], here["race"], strict=True):
+        assert one["val_loss"] == pytest.approx(other["val_loss"], abs=1e-12)
+    assert (got["method"], got["text"]) == (here["method"], here["text"])
+    assert got["gains"] == pytest.approx(here["gains"])
+    assert set(got["gains"]) == set(SITES)

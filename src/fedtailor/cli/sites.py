@@ -78,11 +78,17 @@ def client(
     house.site()  # whatever cannot be read is refused before anything is started
     member = Member(house)
     say(f"{house.place.client} takes part; log: {member.started.log}")
-    seen = {path.parent for path in _finished(folder)}
+    seen, told = {path.parent for path in _finished(folder)}, False
     try:
         while True:
             time.sleep(LOOK)
             member.look()
+            if member.waits and not told:
+                say(
+                    f"the server does not let {house.place.client} in yet: its key is not registered, or it was connected until "
+                    f"a moment ago; tried again for {member.patience:.0f} seconds"
+                )
+            told = member.waits
             for run in sorted({path.parent for path in _finished(folder)} - seen):
                 say(f"a run is finished; this site's model is in {run}, its report in {_report(run)}")
                 seen.add(run)

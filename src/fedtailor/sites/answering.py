@@ -80,7 +80,7 @@ def _stand_by(folder: Path) -> None:
 def _open_to_all(door: socket.socket, ended: int) -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    while ended not in select.select([door, ended], [], [])[0]:
+    while ended not in select.select([door.fileno(), ended], [], [])[0]:
         with suppress(OSError, ValueError), door.accept()[0] as call:  # who gets no answer does it alone
             call.settimeout(PATIENCE)
             words = json.loads(b"".join(iter(lambda: call.recv(1 << 16), b"")))

@@ -45,9 +45,9 @@ GATHER = 60.0  # seconds in which sites may connect before the run begins
 
 
 def to_records(parcel: Parcel) -> RecordDict:
-    """Return a parcel as Flower's records: one array for each tensor, in its own type."""
+    """Return a parcel as Flower's records: one array for the tensors of each type."""
     text, arrays = parcel.split()
-    tensors = ArrayRecord({str(place): Array(array) for place, array in enumerate(arrays)})
+    tensors = ArrayRecord({kind: Array(array) for kind, array in arrays.items()})
     return RecordDict({TENSORS: tensors, PIECES: ConfigRecord({TEXT: text})})
 
 
@@ -55,7 +55,7 @@ def from_records(records: RecordDict) -> Parcel:
     """Return the parcel in Flower's records; others are refused."""
     try:
         tensors, text = records.array_records[TENSORS], records.config_records[PIECES][TEXT]
-        arrays = [tensors[str(place)].numpy() for place in range(len(tensors))]
+        arrays = {kind: array.numpy() for kind, array in tensors.items()}
     except (KeyError, ValueError, TypeError, EOFError) as error:
         raise InvalidData(f"a message cannot be read ({error}); let both sides use the same version of fedtailor") from error
     return Parcel.joined(str(text), arrays)

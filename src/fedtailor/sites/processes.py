@@ -191,26 +191,27 @@ def commands(network: Network) -> Iterator[Ask]:
             cwd=home,
         ) as process,
     ):
-        assert process.stdin is not None
-        assert process.stdout is not None
-
-        def ask(words: Sequence[str]) -> dict[str, Any]:
-            too_long = threading.Timer(ANSWER, process.kill)
-            too_long.start()
-            try:
-                process.stdin.write(json.dumps([*words, "--format", "json"]) + "\n")
-                process.stdin.flush()
-                said = "".join(iter(lambda: _before(END, process.stdout.readline()), ""))
-            except OSError:
-                said = ""
-            finally:
-                too_long.cancel()
-            return _understood(said, errors)
-
         try:
-            yield ask
+            yield lambda words: _understood(_said(process, words), errors)
         finally:
             process.kill()
+
+
+def _said(process: subprocess.Popen[str], words: Sequence[str]) -> str:
+    """Return what Flower's command writes in answer to its words; "" where it has ended."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    out = process.stdout
+    too_long = threading.Timer(ANSWER, process.kill)
+    too_long.start()
+    try:
+        process.stdin.write(json.dumps([*words, "--format", "json"]) + "\n")
+        process.stdin.flush()
+        return "".join(iter(lambda: _before(END, out.readline()), ""))
+    except OSError:
+        return ""
+    finally:
+        too_long.cancel()
 
 
 def _before(end: str, line: str) -> str:
@@ -340,6 +341,11 @@ class Member:
 
     def _start(self) -> None:
         self.started, self.began = start_site(self.house), time.monotonic()
+
+    @property
+    def waits(self) -> bool:
+        """Whether the server did not let it in when it last tried."""
+        return self.refused_since is not None
 
     def look(self) -> None:
         """Start the site again where it was not let in; raise ``SiteRefused`` if that has lasted too long, or if it ended."""

@@ -37,7 +37,7 @@ from fedtailor.sites.replies import Columns, Transport, answered, bytes_of, mism
 from fedtailor.sites.site import EVALUATE, FINISH, HELLO, TRAIN
 from fedtailor.sites.sums import Exchange
 from fedtailor.sites.terms import Ledger, Terms, pseudonyms
-from fedtailor.sites.wire import Parcel, round_facts, round_tree
+from fedtailor.sites.wire import Parcel, round_facts
 from fedtailor.task.layers import keyed
 
 REMEMBERED = 50  # norms of accepted uploads that new ones are compared with
@@ -286,8 +286,7 @@ class Conductor:
         parcels: dict[str, Parcel] = {}
         for client in ids.tolist():
             facts = {"round": round_facts(rnd), "next": upcoming, "keep": self.checked[clients[client]], **more}
-            parcel = self._parcel(TRAIN, client, sent, **facts)
-            parcels[clients[client]] = Parcel(parcel.facts, {**parcel.tree, "round": round_tree(rnd)})
+            parcels[clients[client]] = self._parcel(TRAIN, client, sent, **facts)
         good = {}
         for name, reply in self._ask(parcels, rnd.number).items():
             wrong = "answered about another round" if reply.facts["version"] != upcoming else guard.fault(reply.tree, like)

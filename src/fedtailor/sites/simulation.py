@@ -30,7 +30,7 @@ from fedtailor.server.reduce import Reduce
 from fedtailor.sites.memory import BORN, Memory
 from fedtailor.sites.processes import QUIET, need_flower
 from fedtailor.sites.site import EVALUATE, TRAIN
-from fedtailor.sites.wire import Parcel, round_facts, round_of, round_tree
+from fedtailor.sites.wire import Parcel, round_facts, round_of
 
 RUN = "run"
 PARTS = ("test", "val")
@@ -63,7 +63,7 @@ class Clients:
 
     def _train(self, client: int, asked: Parcel, personal: Any) -> tuple[dict[str, Any], Any]:
         facts, sent = asked.facts, asked.tree
-        rnd = round_of(facts["round"], sent["round"])
+        rnd = round_of(facts["round"])
         upload, personal = visit(self.plan, (sent["shared"], rnd), client, sent["own"], personal)
         memory = self.memory(client)
         memory.keep(facts[RUN], facts["next"], personal)
@@ -130,9 +130,8 @@ class MessageEngine(LoopEngine):
         state = reduce.start()
         self._count_down(sent, ids)
         upcoming = int(self.versions.max()) + 1
-        parcels = [
-            self._parcel(TRAIN, c, sent, {"round": round_tree(rnd)}, round=round_facts(rnd), next=upcoming) for c in ids.tolist()
-        ]
+        known = round_facts(rnd)
+        parcels = [self._parcel(TRAIN, c, sent, {}, round=known, next=upcoming) for c in ids.tolist()]
         for place, (client, reply) in enumerate(zip(ids.tolist(), self._ask(parcels), strict=True)):
             one = ids[place : place + 1]
             upload, personal = lift(reply.tree), lift(self.clients.memory(client).recall(self._run, upcoming)[1])

@@ -100,7 +100,7 @@ class Site:
 
     def _train(self, asked: Parcel) -> tuple[dict[str, Any], Any]:
         """Take part in a round; the new state is on disk before the upload leaves."""
-        facts, rnd = asked.facts, round_of(asked.facts["round"], asked.tree["round"])
+        facts, rnd = asked.facts, round_of(asked.facts["round"])
         if rnd.number not in range(self.ready.options.rounds) or rnd.exchange not in range(self.ready.algorithm.exchanges):
             raise InvalidData(f"the server asks for round {rnd.number}, exchange {rnd.exchange}, which was not agreed on")
         base, personal = self.memory.recall(facts["run"], facts["version"])
