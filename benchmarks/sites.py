@@ -1,6 +1,7 @@
 """What a run across sites costs: bytes, seconds and memory, beside Flower's own FedAvg in the same deployment.
 
-``python -m benchmarks.sites`` starts real processes on loopback, with TLS and registered keys, and writes docs/results/sites.md.
+``python -m benchmarks.sites`` starts real processes on loopback, with TLS and registered keys, and writes docs/results/sites.md;
+``python -m benchmarks.sites secure peer`` measures these parts anew and takes the others from docs/results/sites.json.
 Bytes are counted on the wire, by a relay between the sites and the server, and everything is in them (TLS, HTTP, heartbeats).
 """
 
@@ -10,10 +11,11 @@ import json
 import os
 import socket
 import statistics
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +41,7 @@ from fedtailor.sites.project import CONFIG, Draft, Network, Place, create
 from fedtailor.sites.server import Conductor, Terms
 
 PAGE = Path("docs/results/sites.md")
+KEPT = PAGE.with_suffix(".json")  # what was measured, by part
 SITES = ("Aarhus", "Bern", "Cork")
 ROWS = 80
 SHORT, LONG = 1, 4  # rounds of two runs: their difference is what rounds cost
@@ -316,25 +319,27 @@ TEXT = """# What a run across sites costs
 
 Written by `python -m benchmarks.sites`: {sites} sites and a server as real processes on one machine with {cores} cores,
 TLS, registered keys; FedAvg on an MLP of {numbers:,} numbers ({bytes:,} bytes), {rows} rows per site to train on. The load
-average over a minute before each of the parts was {load}: other work ran beside them, so compare the rows with each other,
-not with another machine. Bytes are those on the wire, for one site and one round (a run of {long} rounds less one of
-{short}, so that what happens once is not in them), with TLS and HTTP, less what a site says all the time to ask for work
-(the last column, measured before the first run). Seconds of a round are the median of three. Memory is that of all
-processes of one site.
+average over a minute before each of the runs was {load}. Bytes are those on the wire, for one site and one round (a run of
+{long} rounds less one of {short}, so that what happens once is not in them), with TLS and HTTP, less what a site says all the
+time to ask for work (the last column, measured before the first run). Seconds of a round are the median of three. Memory is
+that of all processes of one site.
 
 | run | down | over the model | up | over the model | seconds of a round | MB of a site, idle | at its peak | bytes a second |
 |---|---|---|---|---|---|---|---|---|
 {deployed}
 
+Wanted: at most {wanted:.0%} over the model on the wire. Held by the plain run: {held}.
+
 A message as Flower packs it, before TLS and HTTP: {down:,.0f} bytes down ({over_down} over the model), {up:,.0f} up
-({over_up}); a record of Flower's with the model alone: {flower:,.0f} ({over_flower}). Wanted: at most {wanted:.0%} over the
-model. Held by the message: {held}; on the wire it is what the table says, in which Flower's own talk while a message is
-worked on has a part that grows with the length of a round.
+({over_up}); a record of Flower's with the model alone: {flower:,.0f} ({over_flower}). The rest upward is what a site says for
+every object of a message that it asks for or sends: nearly a kilobyte of HTTP with its key and a signature. A message of ours
+has one array for each type of number, whatever the number of tensors; Flower's own has one for each tensor.
 
 Flower's own FedAvg is an app in the manner of its quickstart, written without fedtailor (`benchmarks/flower_app.py`), under
-the same server, keys and certificates. In both, Flower starts a process for every message, and a SuperNode without work
-looks for some every 3 seconds. Secure sums send four messages in a round where a plain run sends one; their numbers of 64
-bits take twice the room of single precision, those of 32 bits the same.
+the same server, keys and certificates. Flower starts a process for every message, and there it imports torch anew; a site of
+fedtailor keeps one process that has imported everything, which is forked for every message: that is what it has more of when
+it is idle. In both, a SuperNode without work looks for some every 3 seconds. Secure sums send four messages in a round where a
+plain run sends one; their numbers of 64 bits take twice the room of single precision, those of 32 bits the same.
 
 ## Secure sums alone
 
@@ -352,9 +357,9 @@ def _row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def page(
-    rows: dict[str, Measured], quiet: dict[tuple[int, int], Measured], packed: Measured, speed: float, load: list[float]
-) -> str:
+def page(kept: Mapping[str, Any]) -> str:
+    packed = kept["alone"]["packed"]
+
     def over(size: float) -> str:
         return f"{size / BYTES - 1:+.1%}"
 
@@ -362,53 +367,59 @@ def page(
         sizes = [text for way in ("down", "up") for text in (f"{row[way]:,.0f}", over(row[way]))]
         return [*sizes, f"{row['seconds']:.1f}", f"{row['idle']:.0f}", f"{row['peak']:.0f}", f"{row['polling']:,.0f}"]
 
-    alone = [
-        _row(
-            str(clients),
-            str(bits),
-            f"{row['down']:,.0f}",
-            f"{row['up']:,.0f}",
-            over(row["up"]),
-            f"{row['seconds']:.2f}",
-            f"{row['error']:.1e}",
-        )
-        for (clients, bits), row in quiet.items()
-    ]
+    def alone(name: str, row: Measured) -> str:
+        sizes = (f"{row['down']:,.0f}", f"{row['up']:,.0f}", over(row["up"]))
+        return _row(*map(str, ALONE[name]), *sizes, f"{row['seconds']:.2f}", f"{row['error']:.1e}")
+
+    wire = max(kept["ours"][way] for way in ("down", "up"))
     return TEXT.format(
         sites=len(SITES),
         cores=os.cpu_count(),
         numbers=NUMBERS,
         bytes=BYTES,
         rows=int(ROWS * 0.6),
-        load=", ".join(f"{value:.1f}" for value in load),
+        load=", ".join(f"{kept[part]['load']:.1f}" for part in DEPLOYED),
         long=LONG,
         short=SHORT,
-        deployed="\n".join(_row(name, *cells(row)) for name, row in rows.items()),
+        deployed="\n".join(_row(name, *cells(kept[part])) for part, (name, _) in DEPLOYED.items()),
         **packed,
         **{f"over_{way}": over(size) for way, size in packed.items()},
         wanted=WANTED,
-        held="yes" if max(packed["down"], packed["up"]) <= (1 + WANTED) * BYTES else "no",
-        speed=speed,
-        quiet="\n".join(alone),
+        held="yes" if wire <= (1 + WANTED) * BYTES else "no",
+        speed=kept["alone"]["speed"],
+        quiet="\n".join(alone(name, row) for name, row in kept["alone"]["sums"].items()),
     )
 
 
-def main() -> None:
-    load, rows = [], {}
-    parts: dict[str, Callable[[], Measured]] = {
-        "fedtailor": lambda: deployed(ours),
-        "Flower's own FedAvg": lambda: deployed(peers, plain=True),
-        "fedtailor, secure sums, 64 bits": lambda: deployed(ours, {"bits": 64}),
-    }
-    quiet = {(clients, bits): sums(clients, bits) for clients in (3, 20) for bits in (64, 32)}
-    speed, packed = streams(), payload()
-    print(quiet, speed, packed, flush=True)
-    for name, measure in parts.items():
-        load.append(os.getloadavg()[0])
-        rows[name] = measure()
-        print(name, rows[name], flush=True)
-        PAGE.write_text(page(rows, quiet, packed, speed, load))
+DEPLOYED: dict[str, tuple[str, Callable[[], Measured]]] = {
+    "ours": ("fedtailor", lambda: deployed(ours)),
+    "peer": ("Flower's own FedAvg", lambda: deployed(peers, plain=True)),
+    "secure": ("fedtailor, secure sums, 64 bits", lambda: deployed(ours, {"bits": 64})),
+    "secure-32": ("fedtailor, secure sums, 32 bits", lambda: deployed(ours, {"bits": 32})),
+}
+ALONE = {f"{clients} {bits}": (clients, bits) for clients in (3, 20) for bits in (64, 32)}
+
+
+def main(asked: list[str]) -> None:
+    unknown = set(asked) - {*DEPLOYED, "alone"}
+    if unknown:
+        raise SystemExit(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join(DEPLOYED)} and alone")
+    kept: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    for part in asked or ["alone", *DEPLOYED]:
+        load = os.getloadavg()[0]
+        if part == "alone":
+            quiet = {name: sums(*case) for name, case in ALONE.items()}
+            kept[part] = {"sums": quiet, "speed": streams(), "packed": payload()}
+        else:
+            kept[part] = {**DEPLOYED[part][1](), "load": load}
+        print(part, kept[part], flush=True)
+        KEPT.write_text(json.dumps(kept, indent=1) + "\n")
+    missing = [part for part in (*DEPLOYED, "alone") if part not in kept]
+    if missing:
+        print(f"no page yet: {', '.join(missing)} to be measured")
+        return
+    PAGE.write_text(page(kept))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
