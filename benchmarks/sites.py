@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -126,9 +126,9 @@ def _memory(process: int) -> float:
     return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 
-def tables(folder: Path) -> dict[str, Path]:
+def tables(folder: Path, names: Sequence[str]) -> dict[str, Path]:
     draw, out = np.random.default_rng(0), {}
-    for name in SITES:
+    for name in names:
         x = draw.uniform(-3, 3, (ROWS, COLUMNS))
         frame = pd.DataFrame(x, columns=[f"a{i}" for i in range(COLUMNS)])
         frame["y"] = np.where(x.sum(1) > 0, "yes", "no")
@@ -138,7 +138,10 @@ def tables(folder: Path) -> dict[str, Path]:
 
 
 def deployed(
-    work: Callable[[Network, Path, int], list[float]], secure: dict[str, Any] | None = None, plain: bool = False
+    work: Callable[[Network, Path, int], list[float]],
+    secure: dict[str, Any] | None = None,
+    plain: bool = False,
+    names: Sequence[str] = SITES,
 ) -> Measured:
     """Return bytes and seconds of a round, and the memory of a site; ``work`` lets so many rounds be played and times them."""
     with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
@@ -146,7 +149,7 @@ def deployed(
         options = Options(rounds=SHORT, batch_size=BATCH, evaluate_every=0)
         address = ("127.0.0.1", _free_port())
         draft = Draft(
-            sites=SITES,
+            sites=names,
             schema=SCHEMA,
             address=address,
             algorithm=ft.FedAvg(lr=LR, epochs=1),
@@ -164,7 +167,7 @@ def deployed(
             processes._write_commands = lambda _: Path(processes.tool("flower-superexec")).parent  # type: ignore[assignment]
             stack.callback(setattr, processes, "_write_commands", usual)
         members = []
-        for name, table in tables(folder).items():
+        for name, table in tables(folder, names).items():
             site = Place(made.folder / "sites" / name)
             _edit(site.folder, network={"address": f"127.0.0.1:{relay.port}"})
             members.append(Member(House(Place(site.folder), table)))
@@ -175,10 +178,10 @@ def deployed(
             time.sleep(1)
         quiet = relay.counts()
         time.sleep(WINDOW)
-        polling = (relay.counts() - quiet) / WINDOW / len(SITES)
+        polling = (relay.counts() - quiet) / WINDOW / len(names)
         idle, counts, seconds, spans = memory.now, [], [], []
         for number, rounds in enumerate((SHORT, LONG)):
-            for where in (made.folder, *(made.folder / "sites" / name for name in SITES)):
+            for where in (made.folder, *(made.folder / "sites" / name for name in names)):
                 _edit(where, run={"rounds": rounds})
             before, began = relay.counts(), time.monotonic()
             seconds = work(Network(made.folder), made.folder / "runs" / str(number + 1), rounds)
@@ -186,7 +189,7 @@ def deployed(
             counts.append(relay.counts() - before)
         memory.open = False
         memory.thread.join()
-        per_round = (counts[1] - counts[0]) / len(SITES) - polling * (spans[1] - spans[0])
+        per_round = (counts[1] - counts[0]) / len(names) - polling * (spans[1] - spans[0])
         down, up = per_round / (LONG - SHORT)
         return {
             "down": float(down),
@@ -317,8 +320,8 @@ def streams() -> float:
 # -- the page ----------------------------------------------------------------------------------------------------------
 TEXT = """# What a run across sites costs
 
-Written by `python -m benchmarks.sites`: {sites} sites and a server as real processes on one machine with {cores} cores,
-TLS, registered keys; FedAvg on an MLP of {numbers:,} numbers ({bytes:,} bytes), {rows} rows per site to train on. The load
+Written by `python -m benchmarks.sites`: {sites} sites (or twenty) and a server as real processes on one machine with {cores}
+cores, TLS, registered keys; FedAvg on an MLP of {numbers:,} numbers ({bytes:,} bytes), {rows} rows per site to train on. The load
 average over a minute before each of the runs was {load}. Bytes are those on the wire, for one site and one round (a run of
 {long} rounds less one of {short}, so that what happens once is not in them), with TLS and HTTP, less what a site says all the
 time to ask for work (the last column, measured before the first run). Seconds of a round are the median of three. Memory is
@@ -396,6 +399,7 @@ DEPLOYED: dict[str, tuple[str, Callable[[], Measured]]] = {
     "peer": ("Flower's own FedAvg", lambda: deployed(peers, plain=True)),
     "secure": ("fedtailor, secure sums, 64 bits", lambda: deployed(ours, {"bits": 64})),
     "secure-32": ("fedtailor, secure sums, 32 bits", lambda: deployed(ours, {"bits": 32})),
+    "twenty": ("fedtailor, twenty sites", lambda: deployed(ours, names=[f"s{i:02d}" for i in range(20)])),
 }
 ALONE = {f"{clients} {bits}": (clients, bits) for clients in (3, 20) for bits in (64, 32)}
 
