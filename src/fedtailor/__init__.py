@@ -51,7 +51,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """The names above, the methods (classes, so they begin with a capital), and ``__all__``, which has to know them."""
+    """Return the names above, the methods (classes, so they begin with a capital), and ``__all__``, which has to know them."""
     if name in _HOME:
         home = _HOME[name]
         return import_module(f"fedtailor.{name}") if home == "fedtailor" else getattr(import_module(home), name)

@@ -69,7 +69,7 @@ class DataSettings(Checked):
 
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str = "") -> Self:
-        """The settings with these plain values; an error is one line that names the setting.
+        """Return the settings with these plain values; an error is one line that names the setting.
 
         Values with a ``format`` are a run directory's, where no ``batch_size`` is Python's None: all of a client's rows.
         """
@@ -103,11 +103,11 @@ class DataSettings(Checked):
             raise InvalidArgument(f"{shown(self.data)} cannot be read ({error.strerror}); check the path") from error
 
     def _reading(self, source: Source) -> dict[str, Any]:
-        """How rows are read where nobody says so: on a cluster, every node reads the shards of its clients."""
+        """Return how rows are read where nobody says so: on a cluster, every node reads the shards of its clients."""
         return {}
 
     def _own(self, options: dict[str, Any]) -> Federation:
-        """The federation that a function of the user's own makes; of what else it returns, ``from_datasets`` makes one."""
+        """Return the federation that a function of the user's own makes; of what else it returns, ``from_datasets`` makes one."""
         from dataclasses import replace
 
         from fedtailor.algorithms.origin import function_of, name_of, specs_of
@@ -135,7 +135,7 @@ class DataSettings(Checked):
         return replace(made, name=name_of(spec), recipe={"data": spec, **options, **self.with_})
 
     def toml(self) -> str:
-        """The settings as a TOML file: those that differ from their defaults, and the rounds."""
+        """Return the settings as a TOML file: those that differ from their defaults, and the rounds."""
         values = self.model_dump(by_alias=True, exclude_none=True, exclude_defaults=True)
         if "rounds" in type(self).model_fields:
             values["rounds"] = self.rounds  # type: ignore[attr-defined]
@@ -170,7 +170,7 @@ class Settings(Options, DataSettings):
     )
 
     def private(self, algorithm: Algorithm) -> Algorithm:
-        """The method with a private optimiser around its own, if the flags ask for one."""
+        """Return the method with a private optimiser around its own, if the flags ask for one."""
         from dataclasses import replace
 
         from fedtailor.local import Private
@@ -188,7 +188,7 @@ class Settings(Options, DataSettings):
         return replace(algorithm, opt=Private(opt=algorithm.opt, **options))
 
     def options(self) -> Options:
-        """What ``ft.run`` takes, beside the method, the data and the model."""
+        """Return what ``ft.run`` takes, beside the method, the data and the model."""
         return part(self, Options)
 
 
@@ -201,7 +201,7 @@ class AdviseSettings(AdviceOptions, DataSettings):
     batch_size: int = Field(0, ge=0, le=LARGEST, description="Rows per step; 0 is all of a client's rows.")
 
     def options(self) -> AdviceOptions:
-        """What ``ft.advise`` takes, beside the data and the model."""
+        """Return what ``ft.advise`` takes, beside the data and the model."""
         return part(self, AdviceOptions)
 
 
@@ -215,7 +215,7 @@ class SweepSettings(SweepOptions, DataSettings):
     batch_size: int = Field(0, ge=0, le=LARGEST, description="Rows per step; 0 is all of a client's rows.")
 
     def options(self) -> SweepOptions:
-        """What ``ft.sweep`` takes, beside the data and the model."""
+        """Return what ``ft.sweep`` takes, beside the data and the model."""
         return part(self, SweepOptions)
 
 
@@ -227,7 +227,7 @@ class PretrainSettings(PretrainOptions, DataSettings):
     )
 
     def options(self) -> PretrainOptions:
-        """What ``pretrain`` takes, beside the data and the model."""
+        """Return what ``pretrain`` takes, beside the data and the model."""
         return part(self, PretrainOptions)
 
 
@@ -279,7 +279,7 @@ class CompareSettings(Settings):
         return f"{count}-fold" if folds else count
 
     def algorithms(self) -> dict[str, Algorithm]:
-        """The methods by label. A setting for all goes to the methods that have it; one that none has is refused."""
+        """Return the methods by label. A setting for all goes to the methods that have it; one that none has is refused."""
         import dataclasses
 
         from fedtailor.algorithms.settings import build, find, label_of
@@ -310,7 +310,7 @@ class CompareSettings(Settings):
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The values of a TOML file; ``Settings.of`` checks them."""
+    """Return the values of a TOML file; ``Settings.of`` checks them."""
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
@@ -322,13 +322,13 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def part(settings: Checked, kind: type[Part]) -> Part:
-    """The settings that ``kind`` has; a file's ``batch_size = 0`` is Python's None: all of a client's rows."""
+    """Return the settings that ``kind`` has; a file's ``batch_size = 0`` is Python's None: all of a client's rows."""
     values = {name: getattr(settings, name) for name in kind.model_fields}
     return kind.of({**values, "batch_size": values["batch_size"] or None})
 
 
 def join(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """All layers as one, of which the later win; tables (set, with, grid) are joined key by key."""
+    """Return all layers as one, of which the later win; tables (set, with, grid) are joined key by key."""
     out: dict[str, Any] = {}
     for layer in layers:
         for key, value in layer.items():
@@ -353,7 +353,7 @@ def assignments(pairs: Sequence[str], flag: str) -> dict[str, Any]:
 
 
 def value(text: str) -> Any:
-    """A word of the command line as TOML would read it: number, truth value, list, table; otherwise the word itself."""
+    """Return a word of the command line as TOML would read it: number, truth value, list, table; otherwise the word itself."""
     plain = text.strip()
     try:
         parsed = tomllib.loads(f"v = {plain}")

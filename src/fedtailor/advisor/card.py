@@ -87,14 +87,14 @@ class Card:
     not_at_sites: str | None
 
     def row(self) -> dict[str, Any]:
-        """The card as plain values, ready for JSON."""
+        """Return the card as plain values, ready for JSON."""
         out = asdict(self)
         for parcel in ("sent_down", "sent_up", "kept"):
             out[parcel]["branches"] = list(out[parcel]["branches"])
         return out
 
     def cells(self) -> dict[str, str]:
-        """The card in words, for a table."""
+        """Return the card in words, for a table."""
         return {
             "method": self.name,
             "down": _models(self.sent_down),
@@ -110,7 +110,7 @@ class Card:
         }
 
     def needs(self) -> tuple[str, ...]:
-        """What the method asks for beyond a model and training rows."""
+        """Return what the method asks for beyond a model and training rows."""
         needs = {
             "public rows": self.needs_public,
             "features": self.needs_features,
@@ -123,7 +123,7 @@ class Card:
 
 
 def card(algorithm: Algorithm, model: Any = None, data: Federation | None = None) -> Card:
-    """The facts of ``algorithm`` on ``model`` and ``data``: the laws' small network and federation unless given."""
+    """Return the facts of ``algorithm`` on ``model`` and ``data``: the laws' small network and federation unless given."""
     if not isinstance(algorithm, Algorithm):
         raise InvalidArgument(f"card needs an Algorithm, for instance ft.FedAvg(), not {algorithm!r}")
     with one_thread():
@@ -146,7 +146,7 @@ class FullTurnout(Case):
 
 
 def _case(algorithm: Algorithm, model: Any, data: Federation) -> Case:
-    """The method on a few clients, with one step where it takes many; in float32, so that bytes are those of a run."""
+    """Return the method on a few clients, with one step where it takes many; in float32, so that bytes are those of a run."""
     data = data.take(np.arange(min(CLIENTS, len(data))))
     if data.public is None:
         data = replace(data, public=data.train.x[:PUBLIC_ROWS])
@@ -189,7 +189,7 @@ def _facts(case: Case, without_batch_norm: Any) -> Card:
 
 
 def _personalized(plan: Plan, shared: Any, personal: Any, client: int) -> tuple[Any, int]:
-    """What a client predicts with, and how many parameters it trained for that (to scan the data is not yet to train)."""
+    """Return what a client predicts with, and how many parameters it trained for that (to scan the data is not yet to train)."""
     meter = Meter()
     with metered(meter):
         ready = plan.algorithm.personalize(plan.task, shared, personal, plan.feed.one(client, NO_ROUND, "personalize"))
@@ -198,7 +198,7 @@ def _personalized(plan: Plan, shared: Any, personal: Any, client: int) -> tuple[
 
 
 def _parcel(messages: list[Any], model: Any) -> Parcel:
-    """The messages of all exchanges of a round, added up."""
+    """Return the messages of all exchanges of a round, added up."""
     branches = tuple(dict.fromkeys(name for message in messages for name, branch in message.items() if tree.leaves(branch)))
     parameters, payload = (sum(map(count, messages)) for count in (tree.size, _payload))
     return Parcel(branches, sum(map(wire_bytes, messages)), parameters, payload / _payload(model))
@@ -217,7 +217,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 # -- attempts: what works, what is refused ----------------------------------------------------------------------------
 def _works(attempt: Callable[[], object]) -> bool:
-    """Whether it runs without an error; ``Diverged`` is passed on, since it says nothing about that."""
+    """Return whether it runs without an error; ``Diverged`` is passed on, since it says nothing about that."""
     try:
         attempt()
     except Diverged:
@@ -228,7 +228,7 @@ def _works(attempt: Callable[[], object]) -> bool:
 
 
 def _refuses(attempt: Callable[[], object]) -> bool:
-    """Whether it raises ``InvalidArgument``."""
+    """Return whether it raises ``InvalidArgument``."""
     try:
         attempt()
     except InvalidArgument:
@@ -237,7 +237,7 @@ def _refuses(attempt: Callable[[], object]) -> bool:
 
 
 def _needs(plan: Plan, task: Task | None = None, federation: Federation | None = None) -> bool:
-    """Whether the method, which runs on the plan, refuses a task or a federation that lacks something."""
+    """Return whether the method, which runs on the plan, refuses a task or a federation that lacks something."""
     lacking = replace(plan, task=task or plan.task, feed=plan.feed.like(federation=federation))
     return _refuses(lambda: probe(lacking))
 

@@ -43,8 +43,8 @@ FLATTEST = 1e-6  # mu/L below which a risk counts as having none
 def facts(
     federation: Federation, model: str | nn.Module | Task, advice: Advice, options: AdviceOptions | None = None
 ) -> dict[str, Any]:
-    """What the page needs beside the advice, as plain values: ``curves`` and ``map``. With the ``options`` of ``advise`` the rows
-    are those that it saw."""
+    """Return what the page needs beside the advice, as plain values: ``curves`` and ``map``. With the ``options`` of ``advise``
+    the rows are those that it saw."""
     options = options or AdviceOptions()
     task, rows = task_and_rows(federation, model, options)
     try:
@@ -137,7 +137,7 @@ def _range(mu: float, L: float, setting: bounds.Setting | None) -> tuple[float, 
 
 
 def _affordable(task: Task, federation: Federation, lams: Numbers) -> Numbers:
-    """The lams, or fewer where each takes long; refused where even a few would."""
+    """Return the lams, or fewer where each takes long; refused where even a few would."""
     weight = task.init()["weight"]
     size = (weight.shape[1] + 1) * (weight.shape[0] - 1 if task.kind.softmax else 1)
     most = int(MOST_WORK / (len(federation) * float(size) ** 3))
@@ -167,7 +167,7 @@ def _optimal(setting: bounds.Setting) -> dict[str, Any]:
 def _measured(
     task: Task, federation: Federation, solved: list[Solution], weights: str | Sequence[float], decay: float
 ) -> dict[str, list[Any] | None]:
-    """The columns of ``curves``' ``measured``, a value per solution, of which the first is that of lam = 0."""
+    """Return the columns of ``curves``' ``measured``, a value per solution, of which the first is that of lam = 0."""
     assert federation.val is not None
     W = _stacked(solved)  # [lams, clients, outputs, columns]
     losses, scores = _judge(task, federation.val, W)
@@ -220,8 +220,8 @@ def _design(x: Tensor, columns: int) -> Numbers:
 def _estimated(
     federation: Federation, solved: list[Solution], W: Numbers, p: Numbers, decay: float
 ) -> tuple[Numbers, int] | None:
-    """An unbiased estimate of the mean squared distance to the truth, per solution, and of how many clients: those with rows to
-    spare, whose own least-squares fits v_i exist. None where these are fewer than half.
+    """Return an unbiased estimate of the mean squared distance to the truth, per solution, and of how many clients: those with
+    rows to spare, whose own least-squares fits v_i exist. None where these are fewer than half.
 
     With A_i = H_i + decay + lam and P_i = A_i^-1 H_i, w_i = P_i v_i + lam A_i^-1 g and g = S^-1 sum p_j P_j v_j, where
     S = sum p_j (I - lam A_j^-1), so that Cov(w_i, v_i) = (P_i + lam A_i^-1 S^-1 p_i P_i) V_i.

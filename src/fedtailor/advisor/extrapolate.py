@@ -43,7 +43,7 @@ def ahead(seen: Tensor, end: Tensor, rounds: int) -> Numbers:
 
 
 def _fit(gram: Numbers, terms: int) -> Numbers:
-    """The rates whose terms explain most of the rounds, each round counted relative to its own norm."""
+    """Return the rates whose terms explain most of the rounds, each round counted relative to its own norm."""
     scale = _scale(gram)
     relative = gram * scale[:, None] * scale
     powers = RATES ** np.arange(len(gram))[:, None]
@@ -56,7 +56,8 @@ def _fit(gram: Numbers, terms: int) -> Numbers:
 
 
 def _combinations(gram: Numbers, rates: Numbers, rounds: int) -> Numbers:
-    """The rounds to come as combinations of those seen; what the terms miss of the last round fades as the slowest of them."""
+    """Return the rounds to come as combinations of those seen; what the terms miss of the last round fades as the slowest of
+    them."""
     scale, count = _scale(gram), len(gram)
     powers = rates ** np.arange(count)[:, None]
     parts = np.linalg.pinv(powers * scale[:, None]) * scale  # v = parts @ errors
@@ -70,8 +71,8 @@ def _scale(gram: Numbers) -> Numbers:
 
 
 def distance_left(before: Tensor, middle: Tensor, now: Tensor) -> float:
-    """How far ``now`` is from where three rounds in a row lead to, if the changes go on shrinking as they did; infinity where
-    they do not shrink."""
+    """Return how far ``now`` is from where three rounds in a row lead to, if the changes go on shrinking as they did; infinity
+    where they do not shrink."""
     first, second = float(torch.dist(middle, before)), float(torch.dist(now, middle))
     if second == 0:
         return 0.0

@@ -94,7 +94,7 @@ def _inside(
 
 
 def pull(estimate: Heterogeneity, federation: Federation, task: Task, r2: float) -> float:
-    """The lam that partial pooling asks for: (noise of a record) d / (n R^2).
+    """Return the lam that partial pooling asks for: (noise of a record) d / (n R^2).
 
     A client's fit scatters about its truth with the covariance (dispersion / n) H^-1, the truths about their mean with R^2 / d in
     each direction; the posterior mean is the minimiser of the risk + lam/2 |w - g|^2 with this lam, whatever the curvature H.
@@ -104,7 +104,8 @@ def pull(estimate: Heterogeneity, federation: Federation, task: Task, r2: float)
 
 
 def pull_of(estimate: Heterogeneity, sizes: Any, dispersion: float, r2: float) -> float:
-    """The same from what clients say of themselves: how many rows they have, and the variance of a row about their fits."""
+    """Return the same from what clients say of themselves: how many rows they have, and the variance of a row about their
+    fits."""
     if r2 <= 0:
         return float("inf")
     n = float(1 / np.mean(1 / np.asarray(sizes, np.float64)))
@@ -112,7 +113,7 @@ def pull_of(estimate: Heterogeneity, sizes: Any, dispersion: float, r2: float) -
 
 
 def pulls(lam: float, federation: Federation) -> dict[str, float]:
-    """A lam for every client that is ``lam`` overall: fewer rows, more pull."""
+    """Return a lam for every client that is ``lam`` overall: fewer rows, more pull."""
     sizes = federation.train.sizes
     each = lam / (sizes * np.mean(1 / sizes))
     return dict(zip(federation.names, each.tolist(), strict=True))

@@ -45,7 +45,7 @@ class Budget:
 
     @staticmethod
     def of(budget: int | str | None) -> Budget:
-        """The budget of so many rounds, or of traffic such as "500kB"."""
+        """Return the budget of so many rounds, or of traffic such as "500kB"."""
         if budget is None:
             return Budget()
         if isinstance(budget, str):
@@ -63,7 +63,8 @@ class Budget:
         return rounds * price if self.in_bytes else rounds
 
     def most(self, rounds: int, price: int, sharing: int) -> int:
-        """The number of rounds, up to ``rounds``, that one of ``sharing`` equal shares of the budget pays for; at least one."""
+        """Return the number of rounds, up to ``rounds``, that one of ``sharing`` equal shares of the budget pays for; at least
+        one."""
         if self.left is None:
             return rounds
         return max(1, min(rounds, int(self.left // (sharing * max(1, self.cost(1, price))))))
@@ -108,7 +109,7 @@ class Entrant:
         return float(self.losses.mean()) if len(self.losses) else np.inf
 
     def candidate(self, score: Metric) -> Candidate:
-        """What it is chosen by."""
+        """Return what it is chosen by."""
         return Candidate(score.merit(self.scores), self.rows, self.loss)
 
 
@@ -162,8 +163,8 @@ class Race:
         return True
 
     def standing(self) -> list[Entrant]:
-        """Those still in the race that have run, the best first: by the score; the loss, which says more on few rows, chooses
-        among those within a standard error of the best score."""
+        """Return those still in the race that have run, the best first: by the score; the loss, which says more on few rows,
+        chooses among those within a standard error of the best score."""
         return ranked([e for e in self.entrants.values() if e.rounds and not e.stopped], self.task.score)
 
     def gains(self, label: str, rival: str) -> Paired | None:
@@ -171,7 +172,7 @@ class Race:
         return _gains(self.entrants[label], self.entrants[rival], self.task.score)
 
     def behind(self, label: str, best: str) -> float:
-        """How many standard errors a method is behind another, paired over clients."""
+        """Return how many standard errors a method is behind another, paired over clients."""
         gains = self.gains(best, label)
         return 0.0 if gains is None else gains.errors_ahead
 
@@ -198,7 +199,7 @@ def task_and_rows(federation: Federation, model: str | nn.Module | Task, options
 
 
 def with_validation(federation: Federation, share: float, seed: int) -> Federation:
-    """The federation itself if it has validation rows; otherwise a share of every client's training rows is set apart."""
+    """Return the federation itself if it has validation rows; otherwise a share of every client's training rows is set apart."""
     if federation.val is not None:
         return federation
     sizes = federation.train.sizes
@@ -223,7 +224,7 @@ def _split_of(split: Split, rows: list[NDArray[np.int64]]) -> Split:
 
 
 def table(race: Race) -> list[Mapping[str, Any]]:
-    """A row per method that has run, the best first, those that stopped early last. ``se`` is the standard error of the
+    """Return a row per method that has run, the best first, those that stopped early last. ``se`` is the standard error of the
     difference to the first, paired over clients."""
     score = race.task.score
     known = [e for e in race.entrants.values() if e.rounds and not e.diverged]
@@ -246,7 +247,7 @@ def _standard_error(first: Entrant, other: Entrant, score: Metric) -> float | No
 
 
 def ranked(entrants: Sequence[Entrant], score: Metric) -> list[Entrant]:
-    """The best first (``best_first``)."""
+    """Return the best first (``best_first``)."""
     return [entrants[place] for place in best_first([e.candidate(score) for e in entrants], score)]
 
 

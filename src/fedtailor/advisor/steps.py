@@ -12,7 +12,7 @@ from fedtailor.theory.constants import constants
 
 
 def work_of(options: AdviceOptions | SweepOptions) -> dict[str, Any]:
-    """The steps or epochs of a round; unless given, ten steps on all rows or two epochs on batches."""
+    """Return the steps or epochs of a round; unless given, ten steps on all rows or two epochs on batches."""
     if options.steps is not None and options.epochs is not None:
         raise InvalidArgument("give steps or epochs, not both")
     if options.steps is None and options.epochs is None:
@@ -21,7 +21,7 @@ def work_of(options: AdviceOptions | SweepOptions) -> dict[str, Any]:
 
 
 def training(options: AdviceOptions | SweepOptions) -> Options:
-    """The options with which a method is run on the task of ``task_and_rows``, which has started from the backbone already
+    """Return the options with which a method is run on the task of ``task_and_rows``, which has started from the backbone already
     and knows its score."""
     return Options.of(
         {

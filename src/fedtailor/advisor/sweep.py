@@ -85,7 +85,7 @@ class Sweep:
         return self.score_by.name
 
     def json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Return the same as plain values."""
         return {
             "kind": self.kind,
             "score": self.score,
@@ -106,7 +106,8 @@ class Sweep:
         }
 
     def table(self) -> list[dict[str, Any]]:
-        """A row per lam: its score after all rounds and at its end, the rounds and bytes that take its loss 95 % of the way."""
+        """Return a row per lam: its score after all rounds and at its end, the rounds and bytes that take its loss 95 % of the
+        way."""
         rows = []
         for curve in (*self.path, *([] if self.dynamic is None else [self.dynamic])):
             at = settled(curve.curve)
@@ -135,7 +136,7 @@ def sweep(
     callback: Callback | None = None,
     **settings: Any,
 ) -> Sweep:
-    """The score on validation rows against rounds and bytes, for lam from local to global.
+    """Return the score on validation rows against rounds and bytes, for lam from local to global.
 
     A number of ``lams`` is spread over the curvature of the clients' risks. ``lr`` is the step size at lam = 0 (from the
     smoothness of a linear model, 0.1 otherwise); at lam it is 1/(1/lr + lam). ``dynamic`` costs ``rounds`` rounds more.
@@ -225,7 +226,7 @@ def _swept(method: str | type[Algorithm]) -> type[Algorithm]:
 
 
 def _degrees(lams: int | Sequence[float], curvature: float) -> list[float]:
-    """The lams, rising; a number of them is spread evenly in log over ``DECADES`` of the smoothness."""
+    """Return the lams, rising; a number of them is spread evenly in log over ``DECADES`` of the smoothness."""
     if isinstance(lams, (int, np.integer)) and not isinstance(lams, bool):
         if not 2 <= lams <= 1000:
             raise InvalidArgument(f"lams must be at least 2 (and at most 1000), or a list of positive numbers, not {lams}")
@@ -264,14 +265,15 @@ class _Steps:
         return FedCLUP(server_lr=server, **self.at(lam))
 
     def dynamic(self) -> FedCLUPDynamic:
-        """The dynamic schedule: from the smallest lam up to the curvature, its step size safe all the way."""
+        """Return the dynamic schedule: from the smallest lam up to the curvature, its step size safe all the way."""
         lams, ceiling = self.lams, max(self.lams[0], min(self.lams[-1], self.curvature))
         factor, lr = (lams[-1] / lams[0]) ** (1 / (len(lams) - 1)), four_digits(1 / (self.curvature + ceiling))
         growth: dict[str, Any] = {"factor": four_digits(np.clip(factor, 2, 4)), "ceiling": four_digits(ceiling)}
         return FedCLUPDynamic(lam=lams[0], lr=lr, **growth, **self.work)
 
     def ends(self, all_rows: bool) -> dict[str, Algorithm]:
-        """The limits of lam. One step on ``all_rows`` is the pooled gradient: one model for all, without the drift of several."""
+        """Return the limits of lam. One step on ``all_rows`` is the pooled gradient: one model for all, without the drift of
+        several."""
         lr = 1 / self.curvature
         return {"local": Local(lr=lr, **self.work), "shared": FedAvg(lr=lr, **({"steps": 1} if all_rows else self.work))}
 
@@ -296,7 +298,7 @@ def _notes(path: Sequence[LamCurve], runner: Runner) -> tuple[str, ...]:
 
 
 def _verdict(path: Sequence[LamCurve], local: NDArray[np.float64] | None, rows: NDArray[Any], score: Metric) -> Verdict:
-    """Whether pulling the clients together helps on validation rows: the lam that ends best, against training alone."""
+    """Return whether pulling the clients together helps on validation rows: the lam that ends best, against training alone."""
     best = best_of(path, rows, score)
     label = f"{type(best.algorithm).__name__} lam={best.lam:.3g}"
     if local is None or not (np.isfinite(best.scores) & np.isfinite(local)).any():
@@ -306,7 +308,7 @@ def _verdict(path: Sequence[LamCurve], local: NDArray[np.float64] | None, rows: 
 
 
 def best_of(path: Sequence[LamCurve], rows: NDArray[Any], score: Metric) -> LamCurve:
-    """The lam that ends best (``best_first``)."""
+    """Return the lam that ends best (``best_first``)."""
     sizes = np.asarray(rows, np.float64)
     return path[best_first([Candidate(curve.scores, sizes, curve.end.val_loss) for curve in path], score)[0]]
 

@@ -71,7 +71,7 @@ def page() -> str:
 
 
 def evidence(method: type[Algorithm]) -> dict[str, str]:
-    """A method's row of the first table."""
+    """Return a method's row of the first table."""
     algorithm = method.example()
     return {
         "method": method.__name__,
@@ -85,7 +85,7 @@ def evidence(method: type[Algorithm]) -> dict[str, str]:
 
 
 def costs(fact: Card) -> dict[str, str]:
-    """A method's row of the second table."""
+    """Return a method's row of the second table."""
     sizes = {"bytes down": fact.sent_down, "bytes up": fact.sent_up, "bytes kept": fact.kept}
     cells = fact.cells()
     needs = cells.pop("needs")
@@ -93,7 +93,7 @@ def costs(fact: Card) -> dict[str, str]:
 
 
 def reference(method: type[Algorithm]) -> str:
-    """The first line under the heading Reference of the method's file."""
+    """Return the first line under the heading Reference of the method's file."""
     lines = (sys.modules[method.__module__].__doc__ or "").splitlines()
     return lines[lines.index("Reference") + 1].strip() if "Reference" in lines else "none given"
 
@@ -117,7 +117,7 @@ def keeps(algorithm: Algorithm, model: Any, number: int) -> bool:
 
 
 def in_words(limit: Limit) -> str:
-    """A declared reduction as a sentence."""
+    """Return a declared reduction as a sentence."""
     when, also = words(limit.change), words(limit.also)
     other = f"{limit.equals} ({also})" if also else limit.equals
     claim = f"it predicts as {other}" if limit.compares == "personal" else f"its shared state is that of {other}"
@@ -130,7 +130,7 @@ def words(values: Mapping[str, Any]) -> str:
 
 
 def oracle(method: type[Algorithm]) -> str:
-    """What the method's file in tests/oracles compares it with."""
+    """Return what the method's file in tests/oracles compares it with."""
     stem = method.__module__.rpartition(".")[2]
     module = tests_module(f"oracles.{stem}")
     if module is None:
@@ -140,14 +140,14 @@ def oracle(method: type[Algorithm]) -> str:
 
 
 def fixed_point(method: type[Algorithm]) -> str:
-    """The minimisers that the tests let the method reach, and how closely."""
+    """Return the minimisers that the tests let the method reach, and how closely."""
     module = tests_module("algorithms.fixed_points")
     points = [point for point in module.TABLE if type(point.method) is method] if module else []
     return "; ".join(dict.fromkeys(f"{point.words}, to {point.tolerance:g}" for point in points)) or NONE
 
 
 def tests_module(name: str) -> ModuleType | None:
-    """A module of the tests in the working directory; None where there is none of this name."""
+    """Return a module of the tests in the working directory; None where there is none of this name."""
     try:
         return import_module(f"tests.{name}")
     except ModuleNotFoundError as missing:

@@ -42,7 +42,7 @@ Curves = Mapping[float, Sequence[Point]]
 
 
 def front(curves: Curves, higher: bool) -> list[Place]:
-    """The points that no other beats: none has as few bytes and rounds and as good a score, and one of them better.
+    """Return the points that no other beats: none has as few bytes and rounds and as good a score, and one of them better.
 
     Of points equal in all, that of the smallest lam is given. By rising rounds, so the scores improve from one to the next.
     """
@@ -69,7 +69,7 @@ def fewest(curves: Curves, targets: Iterable[float], higher: bool) -> list[Fewes
 
 
 def _kept_from(points: Sequence[Point], sign: int, target: float) -> Point | None:
-    """The first point from which on all are as good as the target; None where the last is not."""
+    """Return the first point from which on all are as good as the target; None where the last is not."""
     last_bad = max((i for i, point in enumerate(points) if sign * point.val_score < sign * target), default=-1)
     return points[last_bad + 1] if last_bad + 1 < len(points) else None
 
@@ -86,7 +86,7 @@ def round_budget(rounds: int, lams: int) -> int:
 
 
 def settled(points: Sequence[Point]) -> Point:
-    """The first point from which on the loss stays near its end: within a twentieth of its change from first to last."""
+    """Return the first point from which on the loss stays near its end: within a twentieth of its change from first to last."""
     last = points[-1].val_loss
     tolerance = 0.05 * abs(points[0].val_loss - last)
     outside = [i for i, p in enumerate(points) if abs(p.val_loss - last) > tolerance]

@@ -161,7 +161,8 @@ class Runner:
                 total += 0 if algorithm.silent(rnd) else sum(sent.values())
 
     def _rests(self, last: Sequence[Reading], losses: Sequence[float]) -> bool:
-        """Whether the rounds lead nowhere any more: predictions by their shrinking changes; the loss, where rounds are random."""
+        """Return whether the rounds lead nowhere any more: predictions by their shrinking changes; the loss, where rounds are
+        random."""
         if self.random:
             if len(losses) < 6:
                 return False
@@ -185,12 +186,12 @@ class Runner:
         return Reading(out, self._models(state) if models else None)
 
     def _models(self, state: State) -> Tensor:
-        """The clients' models, [clients, parameters] by name."""
+        """Return the clients' models, [clients, parameters] by name."""
         models = tree.trainable(_client_models(state, len(self.rows)))
         return torch.cat([models[name].flatten(1).double() for name in sorted(models)], 1)
 
     def scores(self, reading: Reading) -> NDArray[np.float64]:
-        """Every client's score on its validation rows; NaN where it has none."""
+        """Return every client's score on its validation rows; NaN where it has none."""
         val, measure = self.rows.val, self.task.score.clients
         assert val is not None
         if measure is None:
@@ -249,14 +250,15 @@ def _pilot(rounds: int) -> int:
 
 
 def most_rounds(rounds: int, lams: int) -> int:
-    """The rounds that may be played: the budget, or what a few rounds of each lam take if that is more."""
+    """Return the rounds that may be played: the budget, or what a few rounds of each lam take if that is more."""
     return max(round_budget(rounds, lams), (lams - 1) * (_pilot(rounds) + 1) + 3)
 
 
 def walk_path(
     runner: Runner, methods: Sequence[FedCLUP], ends: Mapping[str, Algorithm], rounds: int, references: Mapping[float, Tensor]
 ) -> LamPath:
-    """The curve of every method, in their order, and the ends of the path: ``ends`` names first the one beside the first method.
+    """Return the curve of every method, in their order, and the ends of the path: ``ends`` names first the one beside the first
+    method.
 
     The first method is played from scratch to its end. Each further one is played from scratch for a few rounds; if it has not
     come to rest, its end is looked for from the state that the one before ended with. No more than ``most_rounds`` are played.
@@ -316,7 +318,7 @@ def arrive(runner: Runner, method: Algorithm, start: State, rounds: int, label: 
 
 
 def _client_models(state: State, clients: int) -> dict[str, Tensor]:
-    """Every client's model, stacked; a client that has not taken part yet has the shared one."""
+    """Return every client's model, stacked; a client that has not taken part yet has the shared one."""
     ids = np.flatnonzero(state.store.born)
     stored = state.store.get(ids)["model"] if len(ids) else {}
     out = tree.map(lambda leaf: leaf.expand(clients, *leaf.shape).clone(), state.shared["model"])
@@ -328,7 +330,8 @@ def _client_models(state: State, clients: int) -> dict[str, Tensor]:
 def _estimated_points(
     runner: Runner, seen: Sequence[Reading], end: Arrived, points: Sequence[Point], rounds: int, reference: Tensor | None
 ) -> list[Point]:
-    """The points of the rounds not played, estimated from those played and from the end; none is better than all measured."""
+    """Return the points of the rounds not played, estimated from those played and from the end; none is better than all
+    measured."""
     last, measured = points[-1], [*points, end.point]
     shares = extrapolate.ahead(torch.stack([r.logits.flatten() for r in seen]), end.reading.logits.flatten(), rounds - last.round)
     least = min(point.val_loss for point in measured)
@@ -347,7 +350,7 @@ def _estimated_points(
 def play_from_scratch(
     runner: Runner, method: Algorithm, rounds: int, label: str, lam: float | None = None, reference: Tensor | None = None
 ) -> LamCurve:
-    """The curve of a method that is played from scratch for all the rounds."""
+    """Return the curve of a method that is played from scratch for all the rounds."""
     points: list[Point] = []
     last: Reading | None = None
     for last, point, _ in runner.play(method, runner.fresh(method), rounds, label, reference, rest=False):  # noqa: B007
@@ -357,7 +360,7 @@ def play_from_scratch(
 
 
 def play_path(runner: Runner, methods: Mapping[float, Algorithm], ends: Mapping[str, Algorithm], rounds: int) -> LamPath:
-    """The curve of every method, by its lam, and the ends of the path, all of them played from scratch: this needs to know
+    """Return the curve of every method, by its lam, and the ends of the path, all of them played from scratch: this needs to know
     nothing of the methods."""
     curves = [play_from_scratch(runner, method, rounds, f"lam={lam:.3g}", lam) for lam, method in methods.items()]
     limits = {name: play_from_scratch(runner, method, rounds, name) for name, method in ends.items()}

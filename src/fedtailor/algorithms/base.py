@@ -63,7 +63,7 @@ class Round:
         return self.cohort / self.clients
 
     def uniform(self, name: str, number: int | None = None) -> float:
-        """A number in [0, 1) that is the same for everyone, drawn from (seed, name, round): a shared coin."""
+        """Return a number in [0, 1) that is the same for everyone, drawn from (seed, name, round): a shared coin."""
         word = rng.mix(self.seed, rng.purpose(name), self.number if number is None else number)
         return float(word >> np.uint64(11)) / 2**53
 
@@ -83,12 +83,12 @@ class Limit:
 
 
 def param(default: Any, **bounds: float) -> Any:
-    """A field with bounds: ``ge``, ``gt``, ``le``, ``lt``. None is let through where it is the default."""
+    """Return a field with bounds: ``ge``, ``gt``, ``le``, ``lt``. None is let through where it is the default."""
     return field(default=default, metadata=bounds)
 
 
 def words_of(f: dataclasses.Field[Any]) -> tuple[str, ...]:
-    """The words that a field of type ``Literal["one", "other"]`` may hold; none for other fields."""
+    """Return the words that a field of type ``Literal["one", "other"]`` may hold; none for other fields."""
     kind = str(f.type).removeprefix("typing.")
     return ast.literal_eval(f"({kind[8:-1]},)") if kind.startswith("Literal[") and kind.count("[") == 1 else ()
 
@@ -190,7 +190,7 @@ class Algorithm(ABC):
 
     @classmethod
     def example(cls) -> Self:
-        """The method with its defaults, and with a value for every setting that has none; cards and laws run it."""
+        """Return the method with its defaults, and with a value for every setting that has none; cards and laws run it."""
         return cls()
 
     # -- what an engine needs to know before it calls -------------------------------------------------------------
@@ -206,7 +206,7 @@ class Algorithm(ABC):
         return self, None
 
     def reducer(self, task: Task, shared: Tree, rnd: Round) -> Reduce:
-        """How the uploads of the round are combined: ``reduce``, unless a method processes them as they come in."""
+        """Return how the uploads of the round are combined: ``reduce``, unless a method processes them as they come in."""
         return named(self.reduce)
 
     def measures(self, server: Tree, rnd: Round) -> Mapping[str, float]:
@@ -237,7 +237,7 @@ class Algorithm(ABC):
         return True
 
     def stages(self) -> Sequence[int]:
-        """The rounds from which a client works in another way; privacy observes its use of rows anew from each."""
+        """Return the rounds from which a client works in another way; privacy observes its use of rows anew from each."""
         return (0,)
 
     def privately(self, opt: Optimizer) -> Optimizer:
@@ -259,7 +259,7 @@ class Algorithm(ABC):
         """(shared, server) before the first round."""
 
     def init_client(self, task: Task, shared: Tree, data: Any) -> Tree:
-        """The personal state of a client that is sampled for the first time; {} = stateless."""
+        """Return the personal state of a client that is sampled for the first time; {} = stateless."""
         return {}
 
     @abstractmethod
@@ -271,7 +271,8 @@ class Algorithm(ABC):
         """(shared, server) for the next round; ``upload`` is what ``reduce`` made of the cohort's."""
 
     def downlink(self, task: Task, shared: Tree, server: Tree, clients: Tensor | None, rnd: Round) -> Tree:
-        """What single clients receive beside ``shared``: leaves [len(clients), ...], ``clients`` being ranks (see ``Round``).
+        """Return what single clients receive beside ``shared``: leaves [len(clients), ...], ``clients`` being ranks (see
+        ``Round``).
 
         None stands for a client outside the federation: leaves without that axis. {} is nothing. The functions of a client
         (``init_client``, ``client_update``, ``personalize``, ``predict``) see ``{**shared, **own}`` as their ``shared``.
@@ -279,7 +280,7 @@ class Algorithm(ABC):
         return {}
 
     def personalize(self, task: Task, shared: Tree, personal: Tree, data: Any) -> Tree:
-        """The personal state with which a client predicts; it is never uploaded and not kept for the next round."""
+        """Return the personal state with which a client predicts; it is never uploaded and not kept for the next round."""
         return personal
 
     @abstractmethod
@@ -297,12 +298,12 @@ class Algorithm(ABC):
         return {}
 
     def condense(self, seen: Seen) -> dict[str, Any]:
-        """What the summary keeps of the test rows' diagnostics: plain values, under names of the method's own."""
+        """Return what the summary keeps of the test rows' diagnostics: plain values, under names of the method's own."""
         return {}
 
     @classmethod
     def figures(cls, summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """How a report shows what ``condense`` kept (``report/diagnostics.py``)."""
+        """Return how a report shows what ``condense`` kept (``report/diagnostics.py``)."""
         return []
 
 
@@ -331,7 +332,8 @@ def opened(shared: Tree, personal: Tree) -> tuple[Tree, Tree]:
 
 
 def names_of(task: Task, parts: str | Sequence[str]) -> frozenset[str]:
-    """The parameters (and buffers) of the named parts: groups of the task, modules, or single parameters, by exact name."""
+    """Return the parameters (and buffers) of the named parts: groups of the task, modules, or single parameters, by exact
+    name."""
     selected: set[str] = set()
     for part in (parts,) if isinstance(parts, str) else parts:
         inside = [name for name in task.names if name == part or name.removeprefix(BUFFER).startswith(f"{part}.")]
@@ -343,7 +345,7 @@ def names_of(task: Task, parts: str | Sequence[str]) -> frozenset[str]:
 
 
 def amount(steps: int | str | None, epochs: int | None, default: int | Work = 1, same_batch: bool = False) -> Work:
-    """The work that the two fields ask for; if neither is given, ``default``: so many epochs, or the work itself."""
+    """Return the work that the two fields ask for; if neither is given, ``default``: so many epochs, or the work itself."""
     if steps is None and epochs is None:
         if isinstance(default, Work):
             return default

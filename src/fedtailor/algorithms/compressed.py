@@ -142,7 +142,7 @@ class Compressed(Algorithm):
         return Decoded(inner, self.compared(shared))
 
     def compared(self, shared):
-        """What an upload of the same name is compared with before it is compressed: the shared model."""
+        """Return what an upload of the same name is compared with before it is compressed: the shared model."""
         return {"model": shared["model"]} if "model" in shared and not self.has_downlink else {}
 
     def init_client(self, task, shared, data):
@@ -168,7 +168,7 @@ class Compressed(Algorithm):
         return tree.refill(upload, iter(sent)), {**inner, ERROR: error}
 
     def count(self, size: int) -> int:
-        """How many of a tensor's numbers are sent."""
+        """Return how many of a tensor's numbers are sent."""
         keep = self.keep if self.keep is not None else 1.0 if self.bits else 0.1
         return max(1, min(size, math.floor(keep * size + 0.5)))
 
@@ -177,7 +177,7 @@ class Compressed(Algorithm):
         return not plain and (self.bits is not None or self.count(leaf.numel()) < leaf.numel())
 
     def encode(self, leaf: Tensor) -> dict[str, Tensor]:
-        """The largest numbers and where they stand in the flat tensor (unless all are sent), in 8 bits if asked for."""
+        """Return the largest numbers and where they stand in the flat tensor (unless all are sent), in 8 bits if asked for."""
         out, count = {VALUES: leaf}, self.count(leaf.numel())
         if count < leaf.numel():
             flat = leaf.flatten()
@@ -193,7 +193,7 @@ class Compressed(Algorithm):
 
 
 def inside(personal: Mapping[str, Any]) -> dict[str, Any]:
-    """The method's own personal tree."""
+    """Return the method's own personal tree."""
     return tree.drop(personal, (ERROR,))
 
 
@@ -241,7 +241,7 @@ def decode(uploads: Any, compared: Any) -> Any:
 
 
 def idle(data: Any) -> Any:
-    """A client's data with no steps to take, in any phase."""
+    """Return a client's data with no steps to take, in any phase."""
     if isinstance(data, Guarded):
         return Guarded(idle(data.data), data.phase, data.guard, {})
     if isinstance(data, Batches):
@@ -254,7 +254,7 @@ def idle(data: Any) -> Any:
 
 
 def compressed(algorithm: Algorithm, text: str) -> Algorithm:
-    """The method with uploads compressed as a word says: ``top-k:0.1``, ``8bit``, or ``top-k:0.1,8bit``."""
+    """Return the method with uploads compressed as a word says: ``top-k:0.1``, ``8bit``, or ``top-k:0.1,8bit``."""
     options: dict[str, Any] = {}
     for word in text.split(","):
         kind, _, share = word.strip().partition(":")

@@ -49,7 +49,7 @@ class ServerOptimizer(Algorithm, ABC):
 
 
 def moments(model: Any, tau: float) -> Any:
-    """The memory with which an adaptive server starts: first moment 0, second moment tau^2."""
+    """Return the memory with which an adaptive server starts: first moment 0, second moment tau^2."""
     return {"m": tree.zeros(model), "v": tree.map(lambda leaf: torch.full_like(leaf, tau**2), model)}
 
 

@@ -65,7 +65,8 @@ class FedProto(Algorithm):
 
 
 def drawn(task, shared, lam):
-    """The risk plus lam times the rows' mean squared distance from features to the prototype of their class, where known."""
+    """Return the risk plus lam times the rows' mean squared distance from features to the prototype of their class, where
+    known."""
     if lam == 0:
         return task.risk
 

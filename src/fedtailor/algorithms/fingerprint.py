@@ -21,7 +21,7 @@ INSTALLED = ("site-packages", "dist-packages")
 
 
 def fingerprint(path: Path, name: str) -> str | None:
-    """A hash of the source of ``name`` in a file; None where it cannot be read or has no such definition."""
+    """Return a hash of the source of ``name`` in a file; None where it cannot be read or has no such definition."""
     pieces: list[str] = []
     try:
         if not _reach(path, name, pieces, set()):
@@ -69,13 +69,13 @@ def _follow(path: Path, node: ast.Import | ast.ImportFrom, pieces: list[str], se
 
 
 def _is_users(file: Path | None) -> TypeGuard[Path]:
-    """Whether this is a file of the user's, not of an installed package."""
+    """Return whether this is a file of the user's, not of an installed package."""
     return file is not None and file.is_file() and not set(INSTALLED) & set(file.parts)
 
 
 @lru_cache(maxsize=64)
 def _bindings(path: Path, modified: int) -> dict[str, list[ast.AST]]:
-    """The top-level statements of a file that bind each name; ``modified`` is when the file was written."""
+    """Return the top-level statements of a file that bind each name; ``modified`` is when the file was written."""
     bindings: dict[str, list[ast.AST]] = {}
     for statement in ast.parse(path.read_text("utf-8")).body:
         if isinstance(statement, (ast.Import, ast.ImportFrom)):
@@ -91,7 +91,7 @@ def _bindings(path: Path, modified: int) -> dict[str, list[ast.AST]]:
 
 
 def _bound(statement: ast.AST) -> set[str]:
-    """The names that a statement binds, those inside its blocks too."""
+    """Return the names that a statement binds, those inside its blocks too."""
     names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     for node in ast.walk(statement):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -108,7 +108,7 @@ def _names(node: ast.AST) -> list[str]:
 
 
 def _free(node: ast.AST, local: frozenset[str]) -> Iterator[str]:
-    """The names that a node reads and no function around them binds, in the order of the text."""
+    """Yield the names that a node reads and no function around them binds, in the order of the text."""
     if isinstance(node, ast.Name):
         if isinstance(node.ctx, ast.Load) and node.id not in local:
             yield node.id
@@ -122,7 +122,7 @@ def _free(node: ast.AST, local: frozenset[str]) -> Iterator[str]:
 
 
 def _text(node: ast.AST) -> str:
-    """The source without comments and docstrings, in one layout."""
+    """Return the source without comments and docstrings, in one layout."""
     copy = ast.parse(ast.unparse(node))
     for part in ast.walk(copy):
         body = getattr(part, "body", None)

@@ -158,7 +158,7 @@ class Flow(Algorithm):
             )
 
     def how(self, name):
-        """What holds for one of the settings of ``EASED``: the variant's, or the field."""
+        """Return what holds for one of the settings of ``EASED``: the variant's, or the field."""
         return EASED[name] if self.variant == "eased" else getattr(self, name)
 
     @property
@@ -355,7 +355,7 @@ class Flow(Algorithm):
         return [{"title": "Which path rows take", "places": routing["routes"], **box, "costs": costs}]
 
     def states(self, task):
-        """The recurrent layers whose states are mixed, or None."""
+        """Return the recurrent layers whose states are mixed, or None."""
         return recurrent(task) if self.routing == "layer" and self.variant != "pc" else None
 
     def _decision(self, shared, personal):
@@ -364,14 +364,14 @@ class Flow(Algorithm):
         return self.decide(None, like=shared["model"])
 
     def decide(self, params, key=None, row=None, like=None):
-        """The router of a recurrent model, from what it reads at a position [rows, inputs] to scores [rows, 2]; without
+        """Return the router of a recurrent model, from what it reads at a position [rows, inputs] to scores [rows, 2]; without
         ``params``, the scores of a fixed q0."""
         if params is None:
             return lambda inputs: self.fixed(like, 1)[0].log().expand(len(inputs), 2)
         return lambda inputs: router.scores(params, inputs, self.router_dropout, key, row)[:, 0]
 
     def fixed(self, model, count):
-        """The q of a fixed q0, [1, routes, 2]."""
+        """Return the q of a fixed q0, [1, routes, 2]."""
         like = next(iter(model.values()))
         q0 = float(self.q0 or 0)
         return torch.tensor([q0, 1 - q0], dtype=like.dtype, device=like.device).expand(1, count, 2)

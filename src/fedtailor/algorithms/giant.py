@@ -82,7 +82,7 @@ class GIANT(Algorithm):
             return {"direction": solved}, personal
 
     def values(self, task, shared, data):
-        """The objective at w and at w - a p for every a of the list."""
+        """Return the objective at w and at w - a p for every a of the list."""
         points = [add_trainable(shared["model"], shared["direction"], -a) for a in (0.0, *STEPS)]
 
         def add(total, batch):
@@ -118,7 +118,7 @@ def add_trainable(a, b, factor):
 
 
 def longest(values, slope):
-    """The first step of the list whose value is low enough, or the last."""
+    """Return the first step of the list whose value is low enough, or the last."""
     steps = torch.tensor(STEPS).to(values)
     good = values[1:] <= values[0] - ENOUGH * steps * slope
     return steps[torch.where(good.any(), good.to(torch.int64).argmax(), len(STEPS) - 1)]

@@ -70,7 +70,7 @@ class HypCluster(Algorithm):
         return Changes() if self.splits(rnd) else named("mean")
 
     def choose(self, task, models, data):
-        """The cluster whose model has the lowest risk on the client's batches, one-hot."""
+        """Return the cluster whose model has the lowest risk on the client's batches, one-hot."""
 
         def add(total, batch):
             weight = task.weigh(batch)
@@ -109,7 +109,7 @@ class HypCluster(Algorithm):
 
 
 def groups(changes, rnd, k):
-    """Whose changes make up each of k means, and with what weight: [k, clients], rows that sum to one."""
+    """Return whose changes make up each of k means, and with what weight: [k, clients], rows that sum to one."""
     flat = torch.cat([leaf.flatten(1) for leaf in tree.leaves(tree.trainable(changes))], 1).cpu().double()
     apart = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square()
     weights, ranks = rnd.weights.cpu().double(), rnd.ranks.cpu()
@@ -127,10 +127,10 @@ def groups(changes, rnd, k):
 
 
 def member(models, j):
-    """The j-th of the stacked models."""
+    """Return the j-th of the stacked models."""
     return tree.map(lambda leaf: leaf[j], models)
 
 
 def risk_of(task, model, batch):
-    """The risk in evaluation mode: no dropout, running statistics."""
+    """Return the risk in evaluation mode: no dropout, running statistics."""
     return task.mean_loss(task.apply(model, batch["x"]), batch)

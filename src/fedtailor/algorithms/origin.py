@@ -60,8 +60,8 @@ def remember(kind: type[Any]) -> None:
 
 
 def defined() -> Iterator[type[Any]]:
-    """Every class of the interface that was defined so far, ours and others, abstract ones too; of those with the same module
-    and name, the last."""
+    """Return every class of the interface that was defined so far, ours and others, abstract ones too; of those with the same
+    module and name, the last."""
     return iter({(kind.__module__, kind.__qualname__): kind for kind in _origins}.values())
 
 
@@ -84,7 +84,7 @@ def _origin(kind: type[Any]) -> Origin:
 
 # -- fetching a class ---------------------------------------------------------------------------------------------------
 def load(spec: str, folder: Path | None = None) -> type[Any]:
-    """The class that a spec names: the one already defined here, or imported from its place.
+    """Return the class that a spec names: the one already defined here, or imported from its place.
 
     With a fingerprint, anything else than the class it was taken of is refused before it is executed. ``folder`` is the run
     directory that holds the spec: no file inside it is ever executed.
@@ -126,7 +126,8 @@ _functions: dict[str, Callable[..., Any]] = {}  # those given in this process, b
 
 
 def spec_of(function: Callable[..., Any]) -> str:
-    """The spec of a function (or of an object that can be called) that a run is given, under which ``function_of`` finds it."""
+    """Return the spec of a function (or of an object that can be called) that a run is given, under which ``function_of`` finds
+    it."""
     name = getattr(function, "__qualname__", type(function).__name__).rpartition(".")[2].strip("<>")
     module = getattr(function, "__module__", "")
     file = getattr(sys.modules.get(module), "__file__", None)
@@ -161,7 +162,7 @@ def specs_of(value: Any, several: bool) -> Any:
 
 
 def _spec_at(where: str) -> str:
-    """The spec, with a fingerprint, of what ``mine.py:name`` names, which may be an object that can be called."""
+    """Return the spec, with a fingerprint, of what ``mine.py:name`` names, which may be an object that can be called."""
     function, (place, name, _) = function_of(where), _parts(where)
     path = _file_of(place)
     digest = None if path is None else fingerprint(path, name)
@@ -173,19 +174,20 @@ def _spec_at(where: str) -> str:
 
 
 def name_of(spec: str) -> str:
-    """The name of the function that a spec names."""
+    """Return the name of the function that a spec names."""
     return spec.rpartition(":")[2].partition("@")[0]
 
 
 def is_spec(word: str) -> bool:
-    """Whether a word names something in a Python file or a module, as ``mine.py:net`` or ``package.module:net``."""
+    """Return whether a word names something in a Python file or a module, as ``mine.py:net`` or ``package.module:net``."""
     place, colon, rest = word.rpartition(":")
     named = rest.partition("@")[0].isidentifier()
     return bool(colon) and named and (place.endswith(".py") or place == NO_FILE or ("." in place and "/" not in place))
 
 
 def pieces_of(settings: Any, classes: bool = False) -> Iterator[str]:
-    """The functions that settings name, wherever they stand; with ``classes`` also methods and the kinds of their settings."""
+    """Yield the functions that settings name, wherever they stand; with ``classes`` also methods and the kinds of their
+    settings."""
     if isinstance(settings, Mapping):
         for name, value in settings.items():
             if classes or name not in ("method", "methods", "kind"):
@@ -220,7 +222,7 @@ def _of_code(function: Callable[..., Any]) -> tuple[str, bool]:
 
 
 def _of_object(thing: Any) -> tuple[str, bool]:
-    """The same of an object that can be called: the source of its class and what it holds."""
+    """Return the same of an object that can be called: the source of its class and what it holds."""
     kind, values = type(thing), dict(getattr(thing, "__dict__", {}))
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     source = None if file is None else fingerprint(Path(file).resolve(), kind.__name__)
@@ -230,7 +232,8 @@ def _of_object(thing: Any) -> tuple[str, bool]:
 
 
 def function_of(spec: str, folder: Path | None = None) -> Callable[..., Any]:
-    """The function that a spec names, as ``load`` finds classes: one that has changed since is refused before it is executed."""
+    """Return the function that a spec names, as ``load`` finds classes: one that has changed since is refused before it is
+    executed."""
     if spec in _functions:
         return _functions[spec]
     place, name, wanted = _parts(spec)
@@ -268,7 +271,7 @@ def _defined_as(name: str) -> list[tuple[type[Any], Origin]]:
 
 
 def _defined_without_file(name: str) -> type[Any]:
-    """A class of this name that was defined in this process, without a file."""
+    """Return a class of this name that was defined in this process, without a file."""
     candidates = _defined_as(name)
     for kind, origin in reversed(candidates):
         if origin.path is None:
@@ -281,7 +284,7 @@ def _defined_without_file(name: str) -> type[Any]:
 
 
 def _imported(place: str, path: Path) -> Any:
-    """The module of the user's, executed."""
+    """Return the module of the user's, executed."""
     folder = str(path.parent) if place.endswith(".py") else os.getcwd()
     if folder not in sys.path:
         sys.path.append(folder)  # for the files beside it; last, so that they hide nothing
@@ -314,7 +317,7 @@ def import_files(paths: Iterable[Path]) -> None:
 
 
 def _file_of(place: str) -> Path | None:
-    """The source of a file or a module, found without executing anything."""
+    """Return the source of a file or a module, found without executing anything."""
     if place.endswith(".py"):
         path = Path(place).resolve()
         return path if path.is_file() else None

@@ -111,7 +111,7 @@ class PartialFed(Algorithm):
 
 
 def layers(task):
-    """The modules that own parameters or statistics, in the order of the model."""
+    """Return the modules that own parameters or statistics, in the order of the model."""
     return tuple(dict.fromkeys(owner(name) for name in task.names))
 
 
@@ -127,13 +127,13 @@ def gumbel(key, like):
 
 
 def one_hot(scores):
-    """One-hot along the last axis: a one at the larger score, at the first on a tie."""
+    """Return scores as one-hot along the last axis: a one at the larger score, at the first on a tie."""
     first = scores[..., 0] >= scores[..., 1]
     return torch.stack([first, ~first], -1).to(scores)
 
 
 def straight_through(logits, key, tau):
-    """A one-hot sample [layers, 2] whose gradient is that of the softmax."""
+    """Return a one-hot sample [layers, 2] whose gradient is that of the softmax."""
     noisy = logits + gumbel(key, logits)
     soft = torch.softmax(noisy / tau, -1)
     return one_hot(noisy.detach()) + (soft - soft.detach())

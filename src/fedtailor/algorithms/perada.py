@@ -83,7 +83,7 @@ class PerAda(Algorithm):
         return names
 
     def rest(self, task):
-        """The parameters that do not move, with their start values; they are never sent."""
+        """Return the parameters that do not move, with their start values; they are never sent."""
         return {} if self.parts is None else tree.drop(task.init(), self.mine(task))
 
     def distills(self, rnd=None):
@@ -150,7 +150,8 @@ class PerAda(Algorithm):
         return {"model": tree.pick(end, shared["model"])}, {"distance": torch.stack(distances)}
 
     def measures(self, server, rnd):
-        """The ensemble distillation distance (Theorem 1) on this round's public rows: of the mean, and after distillation."""
+        """Return the ensemble distillation distance (Theorem 1) on this round's public rows: of the mean, and after
+        distillation."""
         if not self.distills(rnd):
             return {}
         mean, distilled = server["distance"].tolist()

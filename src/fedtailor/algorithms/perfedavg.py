@@ -74,5 +74,5 @@ class PerFedAvg(Algorithm):
 
 
 def shifted(w, direction, size):
-    """The parameters moved along a direction, the buffers as they are."""
+    """Return the parameters moved along a direction, the buffers as they are."""
     return {**w, **tree.add(tree.trainable(w), tree.trainable(direction), size)}

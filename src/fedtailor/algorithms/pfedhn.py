@@ -66,7 +66,7 @@ class PFedHN(Algorithm):
         return {}, {"embeddings": embeddings, "net": net, "buffers": tree.drop(model, tree.trainable(model))}
 
     def made(self, net, embeddings):
-        """The parameters that the hypernetwork makes of embeddings [clients, numbers]."""
+        """Return the parameters that the hypernetwork makes of embeddings [clients, numbers]."""
         z = embeddings
         for i in range(self.layers):
             z = F.relu(F.linear(z, net[f"weight {i}"], net[f"bias {i}"]))

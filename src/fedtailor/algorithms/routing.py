@@ -98,7 +98,7 @@ def soft(paths: Sequence[Route], g: Model, v: Model, q: Tensor, x: Tensor, train
 
 
 def hard(paths: Sequence[Route], g: Model, v: Model, to_global: Tensor, x: Tensor) -> Tensor:
-    """The output of every row on its own path: ``to_global`` [rows, routes] says where it takes g, not v.
+    """Return the output of every row on its own path: ``to_global`` [rows, routes] says where it takes g, not v.
 
     Rows are put in order of the next routes, so that a layer runs only on the rows that chose it, and on slices. Under vmap
     groups cannot depend on data: there both versions run and the chosen output is kept, which gives the same rows (up to
@@ -120,7 +120,7 @@ def hard(paths: Sequence[Route], g: Model, v: Model, to_global: Tensor, x: Tenso
 
 
 def _split(path: Route, g: Model, v: Model, x: Tensor, marks: Tensor, j: int) -> list[tuple[Tensor, Tensor]]:
-    """The outputs of a route, and their marks, for rows of which the first go through v and the others through g."""
+    """Return the outputs of a route, and their marks, for rows of which the first go through v and the others through g."""
     cut = len(marks) - int(marks[:, j].sum())
     x = path.before(x)
     parts = [(v, x[:cut], marks[:cut])] if cut else []
@@ -137,7 +137,7 @@ def _hard_under_vmap(paths: Sequence[Route], g: Model, v: Model, to_global: Tens
 
 
 def need_numbers(task: Task) -> Tensor:
-    """An empty tensor with the shape and type of the rows, which must be floats: the router reads them as numbers."""
+    """Return an empty tensor with the shape and type of the rows, which must be floats: the router reads them as numbers."""
     if task.inputs is None:
         raise InvalidArgument("the router's size depends on the rows; use ft.run, or dataclasses.replace(task, inputs=x[:0])")
     if not task.inputs.is_floating_point():

@@ -35,7 +35,7 @@ def plain_sgd(method):
 
 
 def updated_control(start, end, c, ci, data, lr):
-    """The new c_i, c_i - c + (start - end)/(K lr), of the parameters that have a control variate."""
+    """Return the new c_i, c_i - c + (start - end)/(K lr), of the parameters that have a control variate."""
     steps = count_steps(data)
     drift = tree.map(lambda a, b: (a - b) / steps / lr, tree.pick(start, c), tree.pick(end, c))
     return tree.add(tree.sub(ci, c), drift)

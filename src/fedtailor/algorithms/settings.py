@@ -23,26 +23,28 @@ OTHERS: tuple[type[Any], ...] = (SGD, Adam, Private, TorchOptimizer, Cosine, Exp
 
 @cache
 def _kinds() -> dict[str, type[Any]]:
-    """The classes that a table with ``kind`` may stand for, by name; the methods that step on the server are among them."""
+    """Return the classes that a table with ``kind`` may stand for, by name; the methods that step on the server are among
+    them."""
     servers = [kind for kind in algorithms.METHODS if issubclass(kind, ServerOptimizer)]
     return {kind.__name__.lower(): kind for kind in (*OTHERS, *servers)}
 
 
 def slug(method: type[Algorithm] | Algorithm) -> str:
-    """The name on the command line: ``FedProxPersonal`` is ``fedprox-personal``."""
+    """Return the name on the command line: ``FedProxPersonal`` is ``fedprox-personal``."""
     kind = method if isinstance(method, type) else type(method)
     return re.sub(r"(?<=.)(?=[A-Z][a-z]{5})", "-", kind.__name__).lower()
 
 
 def spec(method: type[Algorithm] | Algorithm) -> str:
-    """The method as a run directory writes it: the name of ours, the place and the fingerprint of any other (``origin``)."""
+    """Return the method as a run directory writes it: the name of ours, the place and the fingerprint of any other
+    (``origin``)."""
     kind = method if isinstance(method, type) else type(method)
     source = origin.of(kind)
     return slug(kind) if source is None else source.spec
 
 
 def notes_on(method: Algorithm) -> list[str]:
-    """What the user of a run directory must know about the method: that it is in no file."""
+    """Return what the user of a run directory must know about the method: that it is in no file."""
     source, name = origin.of(type(method)), type(method).__name__
     if source is None or source.path is not None:
         return []
@@ -50,13 +52,13 @@ def notes_on(method: Algorithm) -> list[str]:
 
 
 def label_of(kind: type[Algorithm]) -> str:
-    """The name of a class, followed by where it comes from if one of our methods has the same name."""
+    """Return the name of a class, followed by where it comes from if one of our methods has the same name."""
     source = origin.of(kind)
     return kind.__name__ if source is None or kind.__name__ not in algorithms.registry else f"{kind.__name__} ({source.place})"
 
 
 def find(name: str) -> type[Algorithm]:
-    """The class of a method: ours by name, in any case, with or without dashes; any other as ``mine.py:MyMethod`` or
+    """Return the class of a method: ours by name, in any case, with or without dashes; any other as ``mine.py:MyMethod`` or
     ``package.module:MyMethod``, or by the name alone once it is defined."""
     if ":" in name:
         return _usable(origin.load(name), name)
@@ -69,7 +71,7 @@ def find(name: str) -> type[Algorithm]:
 
 
 def recall(written: str, folder: Path) -> type[Algorithm]:
-    """The class that a run directory names, refused unless it is the one that the run was made with."""
+    """Return the class that a run directory names, refused unless it is the one that the run was made with."""
     if ":" not in written:
         for kind in algorithms.METHODS:
             if slug(kind) == written or _bare(kind.__name__) == _bare(written):
@@ -89,12 +91,12 @@ def _usable(kind: type[Any], name: str) -> type[Algorithm]:
 
 
 def settings(algorithm: Algorithm | Optimizer | Schedule) -> dict[str, Any]:
-    """The fields that differ from their defaults, as numbers, words, lists and tables."""
+    """Return the fields that differ from their defaults, as numbers, words, lists and tables."""
     return {name: _plain(value) for name, value in changed(algorithm).items()}
 
 
 def changed(algorithm: Any) -> dict[str, Any]:
-    """The fields that differ from their defaults; a wrapper's local work is written with the method inside it."""
+    """Return the fields that differ from their defaults; a wrapper's local work is written with the method inside it."""
     wraps = isinstance(getattr(algorithm, "method", None), Algorithm)
     inside = {f.name for f in dataclasses.fields(Algorithm)} if wraps else set()
     values = {f.name: (getattr(algorithm, f.name), default(f)) for f in dataclasses.fields(algorithm) if f.name not in inside}
@@ -102,18 +104,18 @@ def changed(algorithm: Any) -> dict[str, Any]:
 
 
 def written(algorithm: Algorithm) -> str:
-    """The method as a Python expression with only those settings that differ from its defaults."""
+    """Return the method as a Python expression with only those settings that differ from its defaults."""
     arguments = (f"{k}={written(v) if isinstance(v, Algorithm) else repr(v)}" for k, v in changed(algorithm).items())
     return f"{type(algorithm).__name__}({', '.join(arguments)})"
 
 
 def make(name: str, values: Mapping[str, Any]) -> Algorithm:
-    """The method of this name with these settings."""
+    """Return the method of this name with these settings."""
     return build(find(name), values)
 
 
 def build(kind: type[Algorithm], values: Mapping[str, Any]) -> Algorithm:
-    """The method of this class with these settings; a setting that it does not have is refused."""
+    """Return the method of this class with these settings; a setting that it does not have is refused."""
     fields = [f.name for f in dataclasses.fields(kind)]
     for key in values:
         if key not in fields:
@@ -151,7 +153,8 @@ def _plain(value: Any) -> Any:
 
 
 def _spelled(key: str, value: Any) -> Any:
-    """A step size or an optimiser that is given as one word (``mine.py:decay``, ``adam``, ``torch.optim.RMSprop``) as a table."""
+    """Return a step size or an optimiser that is given as one word (``mine.py:decay``, ``adam``, ``torch.optim.RMSprop``) as a
+    table."""
     if key == "lr" and isinstance(value, str) and origin.is_spec(value):
         return {"kind": "lambda", "function": value}
     if key != "opt" or not isinstance(value, str):
@@ -164,7 +167,7 @@ def _spelled(key: str, value: Any) -> Any:
 
 
 def _own(name: str) -> type[Any]:
-    """An optimiser or a schedule of the user's own, named by where it is to be found."""
+    """Return an optimiser or a schedule of the user's own, named by where it is to be found."""
     kind = origin.function_of(origin.specs_of(name, False))
     if not isinstance(kind, type):
         raise InvalidArgument(f"{name} is no class; give an optimiser, as in mine.py:MyOptimizer")
@@ -172,7 +175,7 @@ def _own(name: str) -> type[Any]:
 
 
 def _object(value: Any, key: str = "") -> Any:
-    """The optimizer or schedule that a table with ``kind`` stands for; other values as they are."""
+    """Return the optimizer or schedule that a table with ``kind`` stands for; other values as they are."""
     if isinstance(value, str) and key in ("function", "optimizer") and origin.is_spec(value):
         return origin.function_of(origin.specs_of(value, False))
     if isinstance(value, Mapping) and "kind" in value:

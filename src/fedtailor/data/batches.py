@@ -71,7 +71,7 @@ class Work:
 
 
 def _cut(sizes: NDArray[np.int64], share: float) -> NDArray[np.int64]:
-    """The number of rows nearest to a share of them (half a row counts as one): some and not all, if the share is."""
+    """Return the number of rows nearest to a share of them (half a row counts as one): some and not all, if the share is."""
     near = np.floor(share * sizes + 0.5).astype(np.int64)
     return near if share in (0, 1) else np.clip(near, 1, np.maximum(sizes - 1, 1))
 
@@ -274,7 +274,7 @@ class Batches(Mapping[str, Any]):
             yield {"x": self._x.index_select(0, rows), "y": self._y.index_select(0, rows), "key": key, **self._extra}
 
     def _own_batches(self) -> Iterator[dict[str, Tensor]]:
-        """The same where rows have weights or are augmented."""
+        """Yield the same where rows have weights or are augmented."""
         for row, key in zip(self._index, self._keys, strict=True):
             number = row[row >= 0]
             rows = torch.from_numpy(np.array(number)).to(self._x.device)

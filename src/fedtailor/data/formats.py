@@ -183,7 +183,7 @@ STYLES: dict[str, Style] = {
 
 
 def unsure(style: str, texts: Sequence[str]) -> bool:
-    """Whether the texts could as well be read in another style, with other values."""
+    """Return whether the texts could as well be read in another style, with other values."""
     if style == "day first":
         return not np.isnan(_month_first(texts)).any() and any("/" in text or "-" in text for text in texts)
     if style == "thousands":

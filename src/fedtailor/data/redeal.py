@@ -70,7 +70,7 @@ def folded(federation: Federation, number: int, folds: int, seed: int = 0) -> Fe
 
 
 def fits_anew(federation: Federation) -> bool:
-    """Whether other splits scale and fill columns by their own training rows; without, features stay as they are."""
+    """Return whether other splits scale and fill columns by their own training rows; without, features stay as they are."""
     return federation.refit is not None and federation.refit.knows(federation)
 
 

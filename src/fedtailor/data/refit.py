@@ -36,7 +36,7 @@ class Refit:
         return self._last[names]
 
     def knows(self, federation: Federation) -> bool:
-        """Whether the rows of a federation are as they were read first."""
+        """Return whether the rows of a federation are as they were read first."""
         return (federation.train, federation.test, federation.val) == self.parts
 
     def split(self, parts: Parts) -> Federation:

@@ -302,7 +302,7 @@ class Engine(ABC):
 
 
 def all_finite(branches: Sequence[Any]) -> bool:
-    """Whether all numbers of some trees are finite; False as well where their sums are not. Asks a device once."""
+    """Return whether all numbers of some trees are finite; False as well where their sums are not. Asks a device once."""
     leaves = [leaf for branch in branches for leaf in tree.leaves(branch) if leaf.is_floating_point()]
     return not leaves or bool(torch.stack([torch.isfinite(leaf.sum()) for leaf in leaves]).all())  # a sum is one quick pass
 

@@ -77,7 +77,7 @@ class Comparison(Mapping[str, Run]):
         return [{**summary, **more, **self._composed(summary)} for summary in every]
 
     def _composed(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """What all runs together have spent, of the kinds of privacy that a run has."""
+        """Return what all runs together have spent, of the kinds of privacy that a run has."""
         of_rows, of_clients = "noise" in summary, "user_noise" in summary
         return {key: value for key, value in self.privacy.items() if (of_clients if key.startswith("user_") else of_rows)}
 
@@ -177,7 +177,7 @@ def _summary(comparison: Comparison, repeats: Repeats) -> dict[str, Any]:
 
 
 def _goes_afar(options: Options, named: Mapping[str, Algorithm], folder: Folder | None) -> bool:
-    """Whether there are runs to be played by a cluster."""
+    """Return whether there are runs to be played by a cluster."""
     return serves(options, list(named.values())) and not (folder is not None and folder.contents.finished)
 
 

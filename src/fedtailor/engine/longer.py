@@ -49,7 +49,7 @@ def check_longer(longer: Prepared, shorter: Prepared) -> None:
 
 
 def _reads_total(kind: type[Any]) -> bool:
-    """Whether a method of one's own, or a function of its module that it calls, mentions the number of rounds."""
+    """Return whether a method of one's own, or a function of its module that it calls, mentions the number of rounds."""
     ours = [base for base in kind.__mro__ if not base.__module__.startswith(("fedtailor.", "builtins", "abc"))]
     queue = [value for base in ours for value in vars(base).values()]
     seen: set[int] = set()
@@ -67,6 +67,6 @@ def _reads_total(kind: type[Any]) -> bool:
 
 
 def _names(code: CodeType) -> set[str]:
-    """The attributes, globals and words that a function mentions, those inside it included."""
+    """Return the attributes, globals and words that a function mentions, those inside it included."""
     inner = [_names(part) for part in code.co_consts if isinstance(part, CodeType)]
     return {*code.co_names, *(part for part in code.co_consts if isinstance(part, str))}.union(*inner)

@@ -95,8 +95,8 @@ def on_union(engine: Engine, shared: Any, store: Store, seed: int, also: Split |
 
 
 def on_all_rows(engine: Engine, shared: Any, store: Store) -> dict[str, Any]:
-    """The measures that are no means over rows, on all clients' test rows as one set, each row predicted by its own client's
-    model (and by the shared one); nothing where that is too much to hold."""
+    """Return the measures that are no means over rows, on all clients' test rows as one set, each row predicted by its own
+    client's model (and by the shared one); nothing where that is too much to hold."""
     task, test = engine.plan.task, engine.plan.on_host.federation.test
     metrics = [metric for metric in task.measured if metric.clients is not None and metric not in task.metrics]
     if len(test.y) * max(1, engine.plan.federation.outputs) > ALL_ROWS or task.kind.per_position(test.y):
@@ -118,8 +118,8 @@ def on_all_rows(engine: Engine, shared: Any, store: Store) -> dict[str, Any]:
 
 
 def at_threshold(engine: Engine, shared: Any, store: Store, measure: str | None) -> dict[str, Any]:
-    """The threshold that is best by ``measure`` on all clients' validation rows, each predicted by its own client's model, and
-    what it gives on their test rows; nothing where none was asked for."""
+    """Return the threshold that is best by ``measure`` on all clients' validation rows, each predicted by its own client's model,
+    and what it gives on their test rows; nothing where none was asked for."""
     plan = engine.plan
     if measure is None or plan.federation.val is None:
         return {}
@@ -139,7 +139,7 @@ def at_threshold(engine: Engine, shared: Any, store: Store, measure: str | None)
 
 @torch.no_grad()
 def diagnosed(engine: Engine, shared: Any, store: Store, seed: int) -> dict[str, Any]:
-    """What a method makes of its diagnostics of the test rows (``Algorithm.condense``), and how a report draws it, as
+    """Return what a method makes of its diagnostics of the test rows (``Algorithm.condense``), and how a report draws it, as
     ``figures``; nothing where it has none."""
     plan = engine.plan.on_host
     task, algorithm, test = plan.task, plan.algorithm, plan.federation.test
@@ -205,7 +205,8 @@ def on_public(engine: Engine, shared: Any, store: Store, seed: int) -> dict[str,
 
 
 def on_shifted(run: Run, spec: str, seed: int = 0) -> dict[str, Any]:
-    """A finished run on corrupted test images, as ``contrast:3``: on the clients' own and on the union; or on ``cifar10.1``."""
+    """Return what a finished run measures on corrupted test images, as ``contrast:3`` (the clients' own, and the union), or on
+    ``cifar10.1``."""
     engine = cast(Engine, run.engine)
     learners = [run.federation.index(name) for name in engine.plan.federation.names]
     like = run.federation.train.x
@@ -227,7 +228,7 @@ def on_shifted(run: Run, spec: str, seed: int = 0) -> dict[str, Any]:
 
 
 def shifted_tests(run: Run, specs: Sequence[str]) -> dict[str, Any]:
-    """Every shift by name, and the personal models on the union of the corrupted tests, mean over the shifts."""
+    """Return every shift by name, and the personal models on the union of the corrupted tests, mean over the shifts."""
     shifted = {spec: on_shifted(run, spec) for spec in specs}
     key = f"{run.task.score.name}_global_test"
     mean = float(np.mean([measured[key] for measured in shifted.values()]))

@@ -273,7 +273,7 @@ class Errands:
 
 
 def _errand(common: bytes, job: bytes) -> tuple[bool, Any]:
-    """A task: a piece of work on rows and a model."""
+    """Return what a piece of work gives, on rows and a model."""
     import torch
 
     torch.set_num_threads(1)

@@ -304,5 +304,5 @@ def count_of(cohort: Any) -> float | int | str:
 
 
 def is_huber(loss: Any) -> bool:
-    """Whether a loss is Huber's by name: huber, or huber@2.5 with the delta in units of the label."""
+    """Return whether a loss is Huber's by name: huber, or huber@2.5 with the delta in units of the label."""
     return isinstance(loss, str) and re.fullmatch(r"huber(@.*)?", loss.strip().lower()) is not None

@@ -52,8 +52,8 @@ class Uses:
         return {phase: sum(uses.get(phase, 0) for uses in before) for phase in dict.fromkeys(p for uses in before for p in uses)}
 
     def guard(self, who: str, secret: Secret, exchange: int) -> Guard:
-        """The guard over an exchange's data: its uses go on from those of the exchanges before it, so that noise is never used
-        twice; the first exchange's is also over the data a client personalises on."""
+        """Return the guard over an exchange's data: its uses go on from those of the exchanges before it, so that noise is never
+        used twice; the first exchange's is also over the data a client personalises on."""
         phases, before, uses = {*self.round, *self.end}, self.until(exchange), self.exchanges[exchange]
         if not exchange:
             return Guard(who, secret, {phase: max(uses.get(phase, 0), self.end.get(phase, 0)) for phase in phases})
@@ -194,8 +194,8 @@ def parts(plan: Plan) -> list[tuple[int, frozenset[str]]]:
 
 
 def spends(plan: Plan, visits: NDArray[np.int64]) -> list[list[Spend]]:
-    """What each client releases of a row in ``visits`` rounds (one number per client) and in personalising once at the end; where
-    its rows are in parts, an entry for each (``parts``)."""
+    """Return what each client releases of a row in ``visits`` rounds (one number per client) and in personalising once at the
+    end; where its rows are in parts, an entry for each (``parts``)."""
     feed, uses, sizes = plan.feed, plan.uses, plan.federation.train.sizes
     of: dict[tuple[int, str], list[Spend]] = {}
     for moment, often in ((uses.round, visits), (uses.end, np.ones_like(visits))):
@@ -218,7 +218,7 @@ def _batches(rows: int, batch_size: int | None, work: Work, steps: int, sampling
 
 
 def with_noise(algorithm: Algorithm, plan: Plan, visits: NDArray[np.int64]) -> Algorithm:
-    """The method with the noise that its target asks for."""
+    """Return the method with the noise that its target asks for."""
     opt = algorithm.opt.privacy
     if opt is None or opt.target_epsilon is None:
         return algorithm

@@ -41,7 +41,7 @@ def cores() -> int:
 
 
 def pays(here: float, in_all: float) -> bool:
-    """Whether workers pay where so many seconds of work are left, in this round and in all, if one process does them."""
+    """Return whether workers pay where so many seconds of work are left, in this round and in all, if one process does them."""
     saved = in_all * (1 - 1 / cores())
     server_is_there = _owner == os.getpid() and START == "forkserver"
     return here > LEAST and saved > (0.0 if server_is_there else START_UP)

@@ -219,7 +219,7 @@ def _judge_anew(ready: Prepared, engine: Engine, state: State, diary: Diary) -> 
 
 
 def _facts(ready: Prepared, engine: Engine, state: State, rnd: Round) -> dict[str, Any]:
-    """What a record says of a round before anything is measured."""
+    """Return what a record says of a round before anything is measured."""
     traffic = _traffic(ready, engine, rnd)
     facts = {"round": rnd.number, "cohort": rnd.cohort, "bytes_down": traffic.down, "bytes_up": traffic.up}
     if len(rnd.lost):
@@ -241,7 +241,8 @@ def _of_sample(sample: Ids | None) -> dict[str, int]:
 
 
 def _traffic(ready: Prepared, engine: Engine, rnd: Round) -> Traffic:
-    """What was sent in the round that has just ended. Where it is not told who took part, it is that of the expected number."""
+    """Return what was sent in the round that has just ended. Where it is not told who took part, it is that of the expected
+    number."""
     if ready.algorithm.silent(rnd):
         return Traffic()
     if ready.plan.crowd is not None:

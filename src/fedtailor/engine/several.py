@@ -212,7 +212,7 @@ def _rehearse(players: Sequence[Player], names: Sequence[str], rounds: int) -> N
 
 
 def _close(ours: Tensor, by_itself: Tensor) -> bool:
-    """Whether two leaves are the same but for rounding, or where both are not finite."""
+    """Return whether two leaves are the same but for rounding, or where both are not finite."""
     if not by_itself.is_floating_point():
         return torch.equal(ours, by_itself)
     finite = by_itself.isfinite()

@@ -47,7 +47,7 @@ def alone() -> Iterator[None]:
 
 
 def is_alone() -> bool:
-    """Whether runs of the cluster are to be played in this process."""
+    """Return whether runs of the cluster are to be played in this process."""
     return _ALONE.get()
 
 

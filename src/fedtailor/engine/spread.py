@@ -72,7 +72,8 @@ class Spread:
 
 
 def serves(options: Options, algorithms: Sequence[Algorithm]) -> bool:
-    """Whether whole runs go to the nodes of a cluster. Private ones do not: the key behind their noise would travel back."""
+    """Return whether whole runs go to the nodes of a cluster. Private ones do not: the key behind their noise would travel
+    back."""
     is_private = options.user_clip is not None or any(algorithm.opt.privacy is not None for algorithm in algorithms)
     return options.engine == "ray" and not is_private
 

@@ -56,11 +56,11 @@ class State:
             self.store.fill(self.snapshot.store)
 
     def dump(self) -> Any:
-        """All of it as one tree."""
+        """Return all of it as one tree."""
         return {**self.trees(), "store": self.store.dump()}
 
     def trees(self) -> Any:
-        """All of it but the store."""
+        """Return all of it but the store."""
         out = {"shared": self.shared, "server": self.server}
         return out if self.snapshot is None else {**out, "kept": self.snapshot.dump()}
 

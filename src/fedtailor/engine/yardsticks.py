@@ -76,7 +76,7 @@ def learners(federation: Federation, options: Options) -> Federation:
 
 
 def _majority(where: Setting) -> dict[str, Record]:
-    """What is most frequent among a client's training rows; probabilities are the shares there, so that AUC is a half."""
+    """Return what is most frequent among a client's training rows; probabilities are the shares there, so that AUC is a half."""
     federation, task = where.federation, _task(where)
     y, test = federation.train.y, federation.test
     answers = [
@@ -101,7 +101,7 @@ def _frequent(federation: Federation, y: Tensor) -> Tensor:
 
 
 def _pooled(where: Setting) -> dict[str, Record]:
-    """One model of all training rows: as many steps as a client makes alone, on all clients' batches together."""
+    """Return one model of all training rows: as many steps as a client makes alone, on all clients' batches together."""
     label, clients = "all rows pooled", len(where.federation)
     plain_training = {"cohort": 1.0, "new_clients": 0.0, "shift": (), "callbacks": (), "patience": None, "evaluate_every": 0}
     batch = None if where.options.batch_size is None else where.options.batch_size * clients

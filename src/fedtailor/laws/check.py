@@ -281,7 +281,7 @@ def outcome(case: Case) -> dict[str, Any]:
 
 
 def limit_pair(algorithm: Algorithm, limit: Limit) -> tuple[Algorithm, Algorithm]:
-    """The method with the limit's change, and the method it must then be."""
+    """Return the method with the limit's change, and the method it must then be."""
     one = dataclasses.replace(algorithm, **limit.change)
     kind = registry.get(limit.equals)
     if kind is None:

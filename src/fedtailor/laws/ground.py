@@ -48,7 +48,7 @@ def federation() -> Federation:
 
 
 def network(norm: nn.Module | None = None) -> nn.Module:
-    """A small network with everything that makes engines disagree: batch norm (unless ``norm`` is given) and dropout."""
+    """Return a small network with everything that makes engines disagree: batch norm (unless ``norm`` is given) and dropout."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         return nn.Sequential(nn.Linear(4, 6), norm or nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.3), nn.Linear(6, 3))
@@ -73,7 +73,7 @@ class Case:
         return Case.make(self.name, algorithm, self.ready.task, self.ready.federation)
 
     def listed(self, order: list[int]) -> Case:
-        """The same clients, listed in another order."""
+        """Return the same clients, listed in another order."""
         return Case.make(self.name, self.plan.algorithm, self.ready.task, self.ready.federation.take(order))
 
     @property

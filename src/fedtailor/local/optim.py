@@ -58,11 +58,11 @@ class Optimizer(ABC):
         return opt
 
     def gradient(self, source: Source, use: Use) -> Gradient:
-        """What it steps along; ``use`` tells apart the descents that walk through the same batches."""
+        """Return what it steps along; ``use`` tells apart the descents that walk through the same batches."""
         return plain(source)
 
     def init(self, params: Sequence[Tensor]) -> State:
-        """One list of accumulators per parameter."""
+        """Return one list of accumulators per parameter."""
         return [[] for _ in params]
 
     def step_(

@@ -143,7 +143,7 @@ def private_gradient(
     use: Use,
     stacked: bool = False,
 ) -> list[Tensor | None]:
-    """The privatised gradient of ``risk`` on a batch, leaf by leaf; None where ``moving`` says that a leaf stays.
+    """Return the privatised gradient of ``risk`` on a batch, leaf by leaf; None where ``moving`` says that a leaf stays.
 
     ``use`` says where the noise comes from, and tells apart the descents that walk through the same batches.
     With ``stacked`` every tensor has a first client axis.
@@ -195,7 +195,7 @@ def _clipped_sums(
 def _by_row(
     clip: float, risk: Any, params: Any, batch: Mapping[str, Tensor], moving: Sequence[bool], at_once: int
 ) -> tuple[Tensor, ...]:
-    """One client: the gradient of each row's own risk, some rows at a time."""
+    """Return, for one client, the gradient of each row's own risk, some rows at a time."""
     leaves = [leaf.detach() for leaf in tree.leaves(params)]
     own = [leaf for leaf, moves in zip(leaves, moving, strict=True) if moves]
     key, total = batch.get("key"), [torch.zeros_like(leaf) for leaf in own]

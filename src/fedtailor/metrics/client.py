@@ -62,7 +62,7 @@ def measure(task: Task, own: Tensor, shared: Tensor | None, y: Tensor, mask: Ten
 
 
 def _losses(task: Task, logits: Tensor, y: Tensor) -> Tensor:
-    """The rows' losses; one of the user's own may draw, and write to what it is given."""
+    """Return the rows' losses; one of the user's own may draw, and write to what it is given."""
     if task.example_loss == task.kind.example_loss:
         return task.example_loss(logits, y)
     with rng.seeded(0):
@@ -70,8 +70,8 @@ def _losses(task: Task, logits: Tensor, y: Tensor) -> Tensor:
 
 
 def accuracy_on(task: Task, logits: Tensor, y: Tensor, score: Metric | None = None) -> Numbers:
-    """Every client's ``score`` (by default the kind's) on common rows: logits [clients, rows, outputs], y [rows, ...]; NaN where
-    it is not known."""
+    """Return every client's ``score`` (by default the kind's) on common rows: logits [clients, rows, outputs], y [rows, ...]; NaN
+    where it is not known."""
     targets = y.unsqueeze(0).expand(logits.shape[0], *y.shape)
     real = scored(task, targets)
     if score is not None and score.clients is not None:

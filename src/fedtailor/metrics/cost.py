@@ -103,7 +103,8 @@ class Visit(NamedTuple):
 
 
 def train_once(plan: _Plan, client: int = 0) -> Visit:
-    """A client's first visit: round 0 may be a roll call and some rounds only average, so rounds are tried until one trains."""
+    """Return a client's first visit: round 0 may be a roll call and some rounds only average, so rounds are tried until one
+    trains."""
     algorithm, task, ids, phases = plan.algorithm, plan.task, np.array([client]), _one_step_phases(plan)
     shared, server = algorithm.init_server(task)
     received = plan.sent(shared, server, plan.round(0, TRIED, ids)).to(client)
@@ -122,5 +123,5 @@ def train_once(plan: _Plan, client: int = 0) -> Visit:
 
 
 def _one_step_phases(plan: _Plan) -> dict[str, Any]:
-    """The plan's phases with one step each."""
+    """Return the plan's phases with one step each."""
     return {name: work.taking(1) for name, work in plan.feed.phases.items()}

@@ -48,8 +48,8 @@ def summarize(kind: str, clients: Columns, score: Metric | None = None) -> dict[
 
 
 def on_validation(kind: str, clients: Columns, score: Metric) -> dict[str, Any]:
-    """What a summary says of validation rows: the kind's score, the one that was asked for, and the loss, which settles ties;
-    and ``val_score``, which chooses: the score with the clients' weights in a verdict."""
+    """Return what a summary says of validation rows: the kind's score, the one that was asked for, and the loss, which settles
+    ties; and ``val_score``, which chooses: the score with the clients' weights in a verdict."""
     measured = summarize(kind, clients, score)
     names = dict.fromkeys((kind_of(kind).score.name, score.name, "loss"))
     means = {f"val_{key}": measured.get(key) for name in names for key in (f"{name}_personal", f"{name}_global")}
@@ -62,7 +62,7 @@ def judged_by(clients: Columns, score: Metric) -> Columns:
 
 
 def weighted_mean(values: NDArray[np.float64], rows: NDArray[np.float64]) -> float | None:
-    """The mean over the clients that have a score, with their weights in a verdict."""
+    """Return the mean over the clients that have a score, with their weights in a verdict."""
     known = ~np.isnan(values)
     if not known.any():
         return None
@@ -71,14 +71,14 @@ def weighted_mean(values: NDArray[np.float64], rows: NDArray[np.float64]) -> flo
 
 
 def share_better(score: Metric, clients: Columns) -> float | None:
-    """The share of clients, of those that have the score, whose personal model is strictly better than the shared one."""
+    """Return the share of clients, of those that have the score, whose personal model is strictly better than the shared one."""
     gains = score.gain(clients[f"{score.name}_personal"], clients[f"{score.name}_global"])
     known = gains[~np.isnan(gains)]
     return float(np.mean(known > 0)) if len(known) else None
 
 
 def worst_decile(kind: str, personal: NDArray[np.float64], score: Metric | None = None) -> float | None:
-    """The mean over the worst tenth of the clients that have the score."""
+    """Return the mean over the worst tenth of the clients that have the score."""
     ranked = np.sort(personal[~np.isnan(personal)])
     count = math.ceil(len(ranked) / 10)
     higher = (score or kind_of(kind).score).higher

@@ -47,7 +47,7 @@ def options_of(name: str) -> str:
 
 
 def takes_backbone(name: str) -> bool:
-    """Whether a network can start from a file of weights."""
+    """Return whether a network can start from a file of weights."""
     return _kind(name.partition(":")[0]) in options.WORDS
 
 

@@ -81,7 +81,8 @@ def cell(gates: Tensor, state: State, transposed: Tensor) -> State:
 
 
 def transformed() -> bool:
-    """Whether this runs inside ``torch.func``'s vmap, grad or the like, or under a dispatch mode (a counter of operations)."""
+    """Return whether this runs inside ``torch.func``'s vmap, grad or the like, or under a dispatch mode (a counter of
+    operations)."""
     return torch._C._functorch.peek_interpreter_stack() is not None or torch._C._len_torch_dispatch_stack() > 0
 
 

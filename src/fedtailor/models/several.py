@@ -20,7 +20,7 @@ EXAMPLE = f"{START}mlp:8=ann,bob+mlp:64"
 
 
 def is_several(model: object) -> bool:
-    """Whether a model is the name of several networks."""
+    """Return whether a model is the name of several networks."""
     return isinstance(model, str) and model.startswith(START)
 
 

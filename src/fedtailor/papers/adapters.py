@@ -28,7 +28,7 @@ def distilled(settings: Settings, lr: float, **changed: Any) -> ft.PerAda:
 
 
 def rate(settings: Settings, label: str) -> float:
-    """A method's step size: its own, or everybody's."""
+    """Return a method's step size: its own, or everybody's."""
     return float(settings["lrs"].get(label, settings["lr"]))
 
 
@@ -51,12 +51,12 @@ def table(settings: Settings) -> dict[str, Way]:
 
 # -- the claims --------------------------------------------------------------------------------------------------------------
 def gap(rows: Rows, key: str, a: str, b: str) -> float:
-    """How far a method is above another."""
+    """Return how far a method is above another."""
     return one(rows, key, method=a) - one(rows, key, method=b)
 
 
 def over_best(rows: Rows, key: str, label: str, rivals: tuple[str, ...]) -> float:
-    """How far a method is above the best of its rivals."""
+    """Return how far a method is above the best of its rivals."""
     return min(gap(rows, key, label, rival) for rival in rivals)
 
 
@@ -70,7 +70,7 @@ def above(words: str, key: str, a: str, b: str, limit: float = 0.0, theirs: str 
 
 
 def closer(rows: Rows, label: str = OURS) -> float:
-    """The distance to the ensemble after distillation less that before."""
+    """Return the distance to the ensemble after distillation less that before."""
     return one(rows, "phi_after", method=label) - one(rows, "phi_mean", method=label)
 
 
@@ -102,7 +102,7 @@ OFFICE = {  # what the paper has on Office-Home, by its claims' words
 
 
 def of_office_home(claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
-    """The same claims with the paper's numbers on Office-Home; it has no corrupted ones."""
+    """Return the same claims with the paper's numbers on Office-Home; it has no corrupted ones."""
     kept = ("Trains", "Sends")
     return tuple(claim if claim.words.startswith(kept) else replace(claim, theirs=OFFICE.get(claim.words)) for claim in claims)
 

@@ -33,7 +33,7 @@ def load(settings: Settings, classes: int, seed: int) -> ft.Federation:
 
 
 def methods(settings: Settings) -> dict[str, Any]:
-    """The columns of Table 4, from no sharing to one model."""
+    """Return the columns of Table 4, from no sharing to one model."""
     lr, epochs = settings["lr"], settings["epochs"]
     clup = {f"FedCLUP, lam = {lam:g}": ft.FedCLUP(lam=lam, lr=lr, epochs=epochs) for lam in settings["lams"]}
     inner = {"inner_lr": lr, "inner_steps": 5, "epochs": epochs}
@@ -42,7 +42,8 @@ def methods(settings: Settings) -> dict[str, Any]:
 
 
 def measure(settings: Settings, seed: int) -> list[dict[str, Any]]:
-    """A row per round: training loss and accuracy on own test rows, means over clients; in the last round also ``whole``."""
+    """Return a row per round: training loss and accuracy on own test rows, means over clients; in the last round also
+    ``whole``."""
     out: list[dict[str, Any]] = []
     for classes in settings["classes"]:
         federation = load(settings, classes, seed)
@@ -62,7 +63,7 @@ def measure(settings: Settings, seed: int) -> list[dict[str, Any]]:
 
 @torch.no_grad()
 def judged(now: Any, method: Any, federation: ft.Federation, task: Any) -> dict[str, float]:
-    """The clients' mean loss on training rows and accuracy on own test rows, in a round."""
+    """Return the clients' mean loss on training rows and accuracy on own test rows, in a round."""
     losses, right = [], []
     for i in range(len(federation)):
         personal = now.personal(i)
@@ -74,23 +75,23 @@ def judged(now: Any, method: Any, federation: ft.Federation, task: Any) -> dict[
 
 # -- the claims -------------------------------------------------------------------------------------------------------------
 def sharing(rows: Rows) -> list[str]:
-    """The degrees of sharing, from none over each lam to one model."""
+    """Return the degrees of sharing, from none over each lam to one model."""
     return [label for label in dict.fromkeys(row["method"] for row in rows) if not label.startswith("pFedMe")]
 
 
 def ends(rows: Rows, key: str, classes: int) -> np.ndarray:
-    """A measure in the last round, by degree of sharing."""
+    """Return a measure in the last round, by degree of sharing."""
     last = max(row["round"] for row in rows)
     return np.array([one(rows, key, method=label, classes=classes, round=last) for label in sharing(rows)])
 
 
 def levels(rows: Rows) -> list[int]:
-    """The numbers of classes, from the fewest on."""
+    """Return the numbers of classes, from the fewest on."""
     return sorted({row["classes"] for row in rows})
 
 
 def curves(rows: Rows, key: str, classes: int) -> np.ndarray:
-    """A measure over rounds of every lam, from the smallest on: [lams, rounds]."""
+    """Return a measure over rounds of every lam, from the smallest on: [lams, rounds]."""
     return np.stack([column(rows, key, method=label, classes=classes) for label in sharing(rows)[1:-1]])
 
 

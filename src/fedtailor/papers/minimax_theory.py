@@ -123,7 +123,7 @@ class ProxLam(NamedTuple):
 
 
 def fedprox_lam(mu: float, R: float, sizes: ArrayLike, weights: ArrayLike | None = None) -> ProxLam:
-    """The lam with which Theorem 11 (AER) is proved: with S = sum p_i/n_i, S_2 = sum p_i^2/n_i and C_p = p_max S/S_2,
+    """Return the lam with which Theorem 11 (AER) is proved: with S = sum p_i/n_i, S_2 = sum p_i^2/n_i and C_p = p_max S/S_2,
 
     A: R >= sqrt(S): mu S/(16 R^2) · B: mu sqrt(S)/(16 C_p R) · C: R <= S_2/sqrt(S): mu S/(16 C_p S_2).
     """
@@ -139,7 +139,7 @@ def fedprox_lam(mu: float, R: float, sizes: ArrayLike, weights: ArrayLike | None
 
 
 def fedprox_client_lam(mu: float, R: float, m: int, N: int, c: float = 1 / 16) -> ProxLam:
-    """The lam of Theorem 12 (IER, p_i = 1/m): c mu m/N where R^2 >= m/N ("A"), else c mu sqrt(m/(R^2 N + 1)) ("B").
+    """Return the lam of Theorem 12 (IER, p_i = 1/m): c mu m/N where R^2 >= m/N ("A"), else c mu sqrt(m/(R^2 N + 1)) ("B").
 
     The paper asks for constants of the order of mu; 1/16 keeps its condition p_i lam <= mu/16 (48).
     """

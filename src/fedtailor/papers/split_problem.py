@@ -35,7 +35,7 @@ class SplitTask(Task):
 
 
 def gradient(model: Mapping[str, Tensor], batch: Mapping[str, Tensor], rho: float) -> dict[str, Tensor]:
-    """The gradient of the risk on whole batches, for one client or stacked ones: weights [..., 1, d], rows [..., n, d]."""
+    """Return the gradient of the risk on whole batches, for one client or stacked ones: weights [..., 1, d], rows [..., n, d]."""
     x, u, v = batch["x"], model[U], model[V]
     logit = (x[..., : u.shape[-1]] @ u.mT + x[..., u.shape[-1] :] @ v.mT).squeeze(-1)
     mask = batch.get("mask")
@@ -51,7 +51,8 @@ def _square(weight: Tensor) -> Tensor:
 
 
 def load(settings: Settings, seed: int) -> tuple[SplitTask, ft.Federation]:
-    """The clients' rows, half of whose features are shared: generated ones, or the digits of "mnist" (is it 5 or more?)."""
+    """Return the clients' rows, half of whose features are shared: generated ones, or the digits of "mnist" (is it 5 or
+    more?)."""
     if settings["data"] == "clup-logistic":
         design = {name: settings[name] for name in ("clients", "rows", "d", "R")}
         federation = ft.Federation.load("clup-logistic", **design, separate=False, test_rows=2, seed=seed)
@@ -91,7 +92,7 @@ class Look(NamedTuple):
 
 
 def looks(method: Any, settings: Settings, seed: int, m: int) -> list[Look]:
-    """The gradients at the start, where u and v are zero, and along a run with m clients per round."""
+    """Return the gradients at the start, where u and v are zero, and along a run with m clients per round."""
     task, federation = load(settings, seed)
     batches = [dict(zip("xy", federation.train.client(i), strict=True)) for i in range(len(federation))]
     rho = settings["rho"]
@@ -116,7 +117,7 @@ def looks(method: Any, settings: Settings, seed: int, m: int) -> list[Look]:
 
 
 def floor(values: np.ndarray) -> float:
-    """The level at the end: the mean of the last third."""
+    """Return the level at the end: the mean of the last third."""
     return float(np.mean(values[-max(1, len(values) // 3) :]))
 
 
@@ -129,7 +130,7 @@ METHODS = {"FedAvg-P": ft.FedAvgP, "Scaffold-P": ft.ScaffoldP}
 
 
 def path(name: str, settings: Settings, seed: int, **changed: Any) -> list[dict[str, Any]]:
-    """A row per look along a run of a method, with the settings or what was changed of them: lr, steps, cohort, outer.
+    """Return a row per look along a run of a method, with the settings or what was changed of them: lr, steps, cohort, outer.
 
     ``outer`` is the server's step on u, and u's local steps are as much shorter, as the theorems ask for.
     """

@@ -36,7 +36,8 @@ class Stability:
 
 
 def replace_record(federation: Federation, client: int, row: int, x: Tensor, y: Tensor) -> Federation:
-    """The same federation with record ``row`` of the client's training rows replaced by (x, y): S with (i, j) exchanged."""
+    """Return the same federation with record ``row`` of the client's training rows replaced by (x, y): S with (i, j)
+    exchanged."""
     client = federation.index(client)
     train = federation.train
     if not 0 <= row < train.sizes[client]:
@@ -48,7 +49,8 @@ def replace_record(federation: Federation, client: int, row: int, x: Tensor, y: 
 
 
 def envelope_solver(task: Task, lam: Lam, weights: str | Sequence[float] = "uniform", weight_decay: float = 0.0) -> Solver:
-    """The exact minimum of Problem (2) as a method to be measured; it begins at the last solution, so a small change is cheap."""
+    """Return the exact minimum of Problem (2) as a method to be measured; it begins at the last solution, so a small change is
+    cheap."""
     last = None
 
     def run(federation: Federation) -> Sequence[Mapping[str, Tensor]]:
@@ -128,13 +130,14 @@ def fedprox_stability(
 
 
 def fedavg_stability(mu: float, beta: float, loss: float, n: int, share: float, c: float = 1.0) -> float:
-    """The stability of the pooled minimum: c beta loss p_i/(mu n_i), up to a constant that the paper leaves open (Theorem 6)."""
+    """Return the stability of the pooled minimum: c beta loss p_i/(mu n_i), up to a constant that the paper leaves open (Theorem
+    6)."""
     _positive(mu=mu, beta=beta, loss=loss, n=n, share=share, c=c)
     return c * beta * loss * share / (mu * n)
 
 
 def local_stability(mu: float, beta: float, loss: float, n: int, c: float = 1.0) -> float:
-    """The stability of local training: c beta loss/(mu n_i), again up to a constant (proof of Theorem 4)."""
+    """Return the stability of local training: c beta loss/(mu n_i), again up to a constant (proof of Theorem 4)."""
     _positive(mu=mu, beta=beta, loss=loss, n=n, c=c)
     return c * beta * loss / (mu * n)
 

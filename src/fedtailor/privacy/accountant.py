@@ -43,7 +43,7 @@ Spends = tuple[Spend, ...]
 
 
 def gathered(spends: Sequence[Spend]) -> Spends:
-    """The same, sorted, in as few terms as possible: with q = 1 all releases are one Gaussian mechanism."""
+    """Return the same, sorted, in as few terms as possible: with q = 1 all releases are one Gaussian mechanism."""
     whole = sum(s.steps * s.releases for s in spends if s.q >= 1)
     parts: dict[tuple[float, float], int] = {}
     for s in spends:
@@ -70,7 +70,7 @@ def epsilons(clients: Sequence[Sequence[Spend]], noise: float, deltas: Sequence[
 
 
 def noise_for(target: float, clients: Sequence[Sequence[Spend]], deltas: Sequence[float], accountant: str = "prv") -> float:
-    """The least noise, to a third of a per cent, with which no client spends more than ``target``."""
+    """Return the least noise, to a third of a per cent, with which no client spends more than ``target``."""
     worst = _largest([(gathered(spends), delta) for spends, delta in zip(clients, deltas, strict=True)])
 
     def spent(noise: float, how: str) -> float:
@@ -101,7 +101,7 @@ def delta_of(rows: int) -> float:
 
 
 def _largest(clients: list[tuple[Spends, float]]) -> list[tuple[Spends, float]]:
-    """Those that no other client outspends: with one term each, by q, steps, releases and delta."""
+    """Return those that no other client outspends: with one term each, by q, steps, releases and delta."""
     distinct = list(dict.fromkeys(clients))
 
     def beats(a: tuple[Spends, float], b: tuple[Spends, float]) -> bool:

@@ -349,7 +349,7 @@ def _line(points: Sequence[Point], color: str, dash: str, width: float) -> str:
 
 
 def _log(values: Sequence[float], start: float, end: float) -> Axis:
-    """A logarithmic axis of at least a decade."""
+    """Return a logarithmic axis of at least a decade."""
     low, high = min(values), max(values)
     room = max(1.3, math.sqrt(10 * low / high) if high < 10 * low else 1.3)
     return Axis(low / room, high * room, start, end, log=True)

@@ -44,7 +44,8 @@ def sections(evidence: Evidence) -> list[tuple[str, list[str]]]:
 
 
 def figures_of(summary: Mapping[str, Any]) -> Sequence[Figure]:
-    """The figures that a run's method described; where an older run did not keep them, as one of ours describes them now."""
+    """Return the figures that a run's method described; where an older run did not keep them, as one of ours describes them
+    now."""
     method = registry.get(summary.get("algorithm", ""))
     described: Sequence[Figure] = summary.get("figures") or ([] if method is None else method.figures(summary))
     return described

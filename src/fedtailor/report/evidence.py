@@ -146,7 +146,8 @@ class Evidence:
         return {labels[place]: scores[labels[place]] for place in order}
 
     def _candidate(self, label: str, mean: float) -> Candidate:
-        """What a method is chosen by; of runs of an earlier version only the mean is known, so that the loss settles ties."""
+        """Return what a method is chosen by; of runs of an earlier version only the mean is known, so that the loss settles
+        ties."""
         loss = self.average(label, "val_loss_personal")
         lost, key = math.inf if loss is None else loss.mean, f"val_{self.name}_personal"
         if not all(key in record.clients for record in self.records):

@@ -34,7 +34,7 @@ def about(explained: dict[str, Any]) -> str:
 
 
 def clients_of(explained: dict[str, Any]) -> list[str]:
-    """A section per client: the picture, and of linear models the coefficients."""
+    """Return a section per client: the picture, and of linear models the coefficients."""
     return [
         section(
             entry["client"],
@@ -46,8 +46,8 @@ def clients_of(explained: dict[str, Any]) -> list[str]:
 
 
 def coefficient_table(entry: dict[str, Any]) -> str:
-    """The coefficients of a client's linear model beside the shared one's, with 95 % intervals; nothing for other models, and for
-    more than two classes, which have one for each."""
+    """Return the coefficients of a client's linear model beside the shared one's, with 95 % intervals; nothing for other models,
+    and for more than two classes, which have one for each."""
     rows = []
     for column in entry["columns"]:
         for name, value in (column.get("coefficients") or {}).items():

@@ -32,7 +32,8 @@ settings_of = written
 
 
 def headline(results: Results) -> dict[str, Any]:
-    """Which method is best on validation, and its summary over seeds; without validation rows, the best of several is None."""
+    """Return which method is best on validation, and its summary over seeds; without validation rows, the best of several is
+    None."""
     evidence = Evidence(results)
     judged = evidence.judged_by if evidence.best in evidence.validation else None
     summary = {} if evidence.best is None else averaged(evidence.results[evidence.best])
@@ -40,7 +41,7 @@ def headline(results: Results) -> dict[str, Any]:
 
 
 def averaged(records: Sequence[Record]) -> dict[str, Any]:
-    """The summary over seeds: means of measures, and what is the same in all of them; None where a seed has no number."""
+    """Return the summary over seeds: means of measures, and what is the same in all of them; None where a seed has no number."""
     out: dict[str, Any] = {}
     for key in dict.fromkeys(key for record in records for key in record.summary):
         values = [record.summary.get(key) for record in records]
@@ -91,7 +92,7 @@ def columns(name: str, summaries: Iterable[Mapping[str, Any]] = ()) -> dict[str,
 
 
 def cell(key: str, value: Any, scale: float | None = None) -> str:
-    """A summary's value as the table shows it; a deviation is given its mean as ``scale``, whose digits it follows."""
+    """Return a summary's value as the table shows it; a deviation is given its mean as ``scale``, whose digits it follows."""
     known = number(value)
     if known is None:
         return "-"
@@ -113,7 +114,8 @@ def page(
     yardsticks: Results | None = None,
     explained: tuple[dict[str, Any] | None, list[str]] = (None, []),
 ) -> str:
-    """The report of methods by label, with a record per split and seed; ``command`` is what made it, ``notes`` what else to know.
+    """Return the report of methods by label, with a record per split and seed; ``command`` is what made it, ``notes`` what else
+    to know.
 
     ``failed`` says of methods that could not be measured why, ``yardsticks`` are what the methods are held against,
     ``explained`` is what ``engine.explain`` says of the models, and its words.
@@ -141,7 +143,7 @@ def page(
 
 
 def _privacy(results: Results) -> list[str]:
-    """What private runs protect, and what is not counted; nothing where none is private."""
+    """Return what private runs protect, and what is not counted; nothing where none is private."""
     summaries = {label: privacy.worst_of([record.summary for record in records]) for label, records in results.items()}
     protected = privacy.story(summaries)
     missing = privacy.not_counted(list(summaries.values()))
@@ -182,7 +184,7 @@ def _methods(evidence: Evidence) -> str:
 
 
 def _thresholds(evidence: Evidence) -> str:
-    """What the threshold of each method gives on all test rows, where one was chosen."""
+    """Return what the threshold of each method gives on all test rows, where one was chosen."""
     measures = {label: at for label in evidence.order if (at := evidence.at_threshold(label))}
     if not measures:
         return ""
@@ -196,7 +198,8 @@ def _thresholds(evidence: Evidence) -> str:
 
 
 def terminal_rows(evidence: Evidence) -> list[dict[str, str]]:
-    """The table of the methods as a terminal shows it: the best on validation first, yardsticks in brackets, failures last."""
+    """Return the table of the methods as a terminal shows it: the best on validation first, yardsticks in brackets, failures
+    last."""
     shown = columns(evidence.name, (record.summary for record in evidence.records))
     rows = []
     for label in (*evidence.order, *evidence.yardsticks):

@@ -34,7 +34,7 @@ svg [fill="#D55E00"]{fill:#f08a45}svg [stroke="#009E73"]{stroke:#2fbf95}svg [fil
 
 
 def document(title: str, inside: str, style: str = "") -> str:
-    """A page that needs nothing from elsewhere."""
+    """Return a page that needs nothing from elsewhere."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1"><meta name="color-scheme" content="light dark">'
@@ -53,7 +53,7 @@ def table(titles: Sequence[str], rows: Sequence[str], kind: str = "plain") -> st
 
 
 def figure(svg: str, *texts: str) -> str:
-    """A picture and what to look for in it, a paragraph each."""
+    """Return a picture and what to look for in it, a paragraph each."""
     words = f"<p>{'</p><p>'.join(map(escape, texts))}</p>" if len(texts) > 1 else escape("".join(texts))
     return f'<figure><div class="scroll">{svg}</div><figcaption>{words}</figcaption></figure>' if svg else ""
 

@@ -17,7 +17,7 @@ NAMED = 5  # clients or methods listed by name, at most
 
 
 def story(evidence: Evidence) -> list[str]:
-    """The paragraphs above the table, as HTML: the advice first."""
+    """Return the paragraphs above the table, as HTML: the advice first."""
     paragraphs = [
         f"<strong>{advice(evidence)}</strong>",
         f"{_scope(evidence)} {_choice(evidence)}",
@@ -30,7 +30,7 @@ def story(evidence: Evidence) -> list[str]:
 
 
 def advice(evidence: Evidence) -> str:
-    """The verdict; where local training was not run, with what can be said about personalising."""
+    """Return the verdict; where local training was not run, with what can be said about personalising."""
     said = escape(evidence.verdict.sentence)
     return f"{said} {_personalizing(evidence)}" if evidence.verdict.outcome == UNKNOWN and evidence.against_shared else said
 
@@ -62,7 +62,7 @@ def _scope(evidence: Evidence) -> str:
 
 
 def _choice(evidence: Evidence) -> str:
-    """Which method is the best, by what, and what it reaches on test."""
+    """Return which method is the best, by what, and what it reaches on test."""
     best, key = evidence.best, f"{evidence.name}_personal"
     if best is None:
         return (
@@ -114,7 +114,7 @@ def held_against(evidence: Evidence) -> str:
 
 
 def _comparison(evidence: Evidence, gains: Paired | None, rival: str) -> str:
-    """Who gains and who loses against a rival, how sure that is, and the clients that lose most."""
+    """Return who gains and who loses against a rival, how sure that is, and the clients that lose most."""
     if gains is None:
         return ""
     differences, scale = gains.differences, evidence.scale
@@ -141,7 +141,7 @@ def _shared_rival(evidence: Evidence) -> str:
 
 
 def caveats(evidence: Evidence) -> list[str]:
-    """What a reader should know before believing the numbers."""
+    """Return what a reader should know before believing the numbers."""
     out = []
     if evidence.failed:
         reasons = "; ".join(f"{_strong(label)} ({escape(reason)})" for label, reason in evidence.failed.items())

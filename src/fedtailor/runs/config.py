@@ -42,8 +42,8 @@ DATA_FLAGS = (
 
 
 def describe(algorithm: Algorithm, federation: Federation, model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration: names are those of the flags. Without ``data`` (or ``model``) it was made in Python, from objects; a
-    checksum of the rows then says from which."""
+    """Return the configuration: names are those of the flags. Without ``data`` (or ``model``) it was made in Python, from
+    objects; a checksum of the rows then says from which."""
     recipe = dict(federation.recipe or {})
     out: dict[str, Any] = {"command": "run", "method": spec(algorithm)}
     if "data" in recipe:
@@ -86,14 +86,14 @@ def identity(
 
 
 def _method(algorithm: Algorithm) -> str:
-    """The class by name, and its source where it is not ours: a file that was moved is still the same method."""
+    """Return the class by name, and its source where it is not ours: a file that was moved is still the same method."""
     source = origin.of(type(algorithm))
     name = type(algorithm).__name__
     return name if source is None else f"{name}@{source.fingerprint or origin.NO_FILE}"
 
 
 def content(path: str | os.PathLike[str] | None) -> str | None:
-    """A checksum of a file, which may since have moved; a word that is no file is itself."""
+    """Return a checksum of a file, which may since have moved; a word that is no file is itself."""
     if path is None or not os.path.isfile(path):
         return None if path is None else str(path)
     with open(path, "rb") as file:
@@ -101,7 +101,7 @@ def content(path: str | os.PathLike[str] | None) -> str | None:
 
 
 def fingerprint(federation: Federation) -> str:
-    """A checksum of every client's name and rows."""
+    """Return a checksum of every client's name and rows."""
     checksum = hashlib.sha256("\0".join(federation.names).encode())
     if federation.shards is not None:  # of their files: nobody here reads the rows
         checksum.update(f"{federation.shards.digest} {federation.train.x.dtype}".encode())

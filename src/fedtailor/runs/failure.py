@@ -33,5 +33,5 @@ class Failure:
 
 
 def blameless(error: Exception) -> bool:
-    """Whether an error says nothing about the method: it ends a comparison, which can go on later."""
+    """Return whether an error says nothing about the method: it ends a comparison, which can go on later."""
     return isinstance(error, OUTSIDE) or (isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY))

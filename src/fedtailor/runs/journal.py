@@ -152,7 +152,7 @@ class Journal:
         history = self.contents.read(HISTORY) or b""
 
         def reached(facts: dict[str, Any]) -> bool:
-            """Whether the history is there, unchanged, up to where the checkpoint was written."""
+            """Return whether the history is there, unchanged, up to where the checkpoint was written."""
             data = history[: facts["history_bytes"]]
             return len(data) == facts["history_bytes"] and digest(data) == facts["history_sha256"]
 

@@ -55,7 +55,7 @@ class Store:
         return sum(leaf[0].numel() * leaf.element_size() for leaf in rows if len(leaf)) * int(self.born.sum())
 
     def dump(self, ids: NDArray[np.int64] | None = None) -> Any:
-        """The state of all clients that were written, or of these, as one tree on the CPU."""
+        """Return the state of all clients that were written, or of these, as one tree on the CPU."""
         ids = np.flatnonzero(self.born) if ids is None else ids
         return {"ids": torch.from_numpy(ids), "rows": moved(self._copies(ids), CPU) if self._rows is not None else {}}
 

@@ -214,7 +214,7 @@ def documented() -> dict[str, dict[str, str]]:
 
 
 def page() -> str:
-    """The documentation of all fields, as docs/summary.md holds it."""
+    """Return the documentation of all fields, as docs/summary.md holds it."""
     lines = ["# What the summary says", "", "Written by `make docs` from `fedtailor.runs.summary`; do not edit it."]
     for title, fields in documented().items():
         lines += ["", f"## {title}", "", *(f"- `{name}`: {text}" for name, text in fields.items())]

@@ -10,7 +10,7 @@ from fedtailor.errors import InvalidArgument
 
 
 def cohort_size(cohort: float | int, clients: int) -> int:
-    """The number of clients that a share (up to 1) or a number of clients (from 2 on) comes to."""
+    """Return the number of clients that a share (up to 1) or a number of clients (from 2 on) comes to."""
     if cohort <= 1:
         return max(1, round(cohort * clients))
     if cohort > clients:

@@ -11,7 +11,7 @@ ROUND_OFF = 1e-12
 
 
 def best_mixture(cost: NDArray[Any]) -> NDArray[np.float64]:
-    """The a >= 0 with sum one that minimises a' cost a, for a positive semidefinite ``cost``.
+    """Return the a >= 0 with sum one that minimises a' cost a, for a positive semidefinite ``cost``.
 
     Up to its scale, a minimises u' cost u - 2 sum(u) over u >= 0; that is solved by the active sets of Lawson and Hanson. A share
     of 1e-12 of its mean diagonal is added to ``cost``, so that the minimiser is one.

@@ -198,7 +198,7 @@ REDUCES |= {"krum": Krum(), "geometric-median": GeometricMedian()}
 
 
 def named(reduce: str | Reduce) -> Reduce:
-    """The reduce of this name; a ``Reduce`` is returned as it is."""
+    """Return the reduce of this name; a ``Reduce`` is returned as it is."""
     if isinstance(reduce, Reduce):
         return reduce
     if reduce not in REDUCES:

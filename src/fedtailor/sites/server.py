@@ -231,7 +231,7 @@ class Conductor:
         return present, reduce.finish(total)
 
     def _learn_sum(self, sent: Sent, rnd: Round, ids: Ids, like: Any, usual: Reduce) -> tuple[Ids, Any]:
-        """The same where only the sum of the uploads may be seen."""
+        """Return the same where only the sum of the uploads may be seen."""
         pact, session = self.agreed.pact, secrets.token_hex(16)
         assert pact is not None
         trained = self._trained(sent, rnd, ids, {}, session=session)

@@ -85,7 +85,7 @@ def backend(device: torch.device) -> Backend:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error says that a device has no memory left (MPS and the CPU say it in words only)."""
+    """Return whether an error says that a device has no memory left (MPS and the CPU say it in words only)."""
     says_so = isinstance(error, RuntimeError) and any(words in str(error) for words in ("out of memory", "can't allocate memory"))
     return isinstance(error, torch.OutOfMemoryError) or says_so
 

@@ -65,7 +65,7 @@ def prefix_length(trainer: nn.Module, chain: Sequence[str], frozen: frozenset[st
 
 
 def _depends_on_row_only(layer: nn.Module) -> bool:
-    """Whether a layer's output for a row depends on nothing but the row."""
+    """Return whether a layer's output for a row depends on nothing but the row."""
     if isinstance(layer, (Dropout, _DropoutNd)):
         return layer.p == 0
     if isinstance(layer, BatchNorm):

@@ -59,7 +59,7 @@ class Kind(str, ABC):
         return 1 if self.softmax else outputs
 
     def per_position(self, y: Tensor) -> bool:
-        """Whether y [rows, ...] has a label for every position of a row."""
+        """Return whether y [rows, ...] has a label for every position of a row."""
         return self.softmax and y.dim() == 2
 
     def targets(self, y: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ def keyed(key: int | Tensor | None, device: torch.device = CPU) -> Iterator[None
 
 
 def _is_of_vmap(key: int | Tensor) -> bool:
-    """Whether a key belongs to clients that are computed at once, also where a derivative is taken inside ``vmap``."""
+    """Return whether a key belongs to clients that are computed at once, also where a derivative is taken inside ``vmap``."""
     while isinstance(key, Tensor) and _functorch.is_functorch_wrapped_tensor(key):
         if _functorch.is_batchedtensor(key):
             return True

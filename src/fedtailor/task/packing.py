@@ -149,7 +149,7 @@ class Packing:
 
 
 def is_packable(x: Any) -> bool:
-    """Whether rows come in parts."""
+    """Return whether rows come in parts."""
     return isinstance(x, (Mapping, tuple))
 
 

@@ -50,7 +50,7 @@ def layers_of(module: nn.Module) -> dict[str, nn.Module] | None:
 
 
 def _is_frozen_norm(layer: nn.Module) -> bool:
-    """Whether a layer is a batch norm that keeps its statistics in training."""
+    """Return whether a layer is a batch norm that keeps its statistics in training."""
     return isinstance(layer, BatchNorm) and not layer.training and layer.track_running_stats
 
 

@@ -47,7 +47,7 @@ def setting(mu: float, L: float, rho2: float, R2: float, n: int, m: int) -> Sett
 
 
 def setting_of(task: Task, federation: Federation) -> Setting:
-    """The constants of a federation that knows its true parameters, for strongly convex linear models.
+    """Return the constants of a federation that knows its true parameters, for strongly convex linear models.
 
     rho2 is a mean over the training rows. A regularised risk has another minimum than the truth, so there is no weight decay.
     """
@@ -105,7 +105,7 @@ def inverse_q1(lam: float, setting: Setting) -> float:
 
 
 def q2(lam: float, setting: Setting) -> float:
-    """The square bracket of (8): (4 rho^2/(mu^3 n) + 4 R^2/mu) lam + 8 R^2 lam^2/mu^2. (67) leaves out its first term."""
+    """Return the square bracket of (8): (4 rho^2/(mu^3 n) + 4 R^2/mu) lam + 8 R^2 lam^2/mu^2. (67) leaves out its first term."""
     mu, _, rho2, R2, n, _ = setting
     _check_lam(lam)
     if math.isinf(lam):

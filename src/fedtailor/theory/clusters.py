@@ -70,7 +70,7 @@ class Clusters:
 
 
 def find(received: Sequence[Summary], *, most: int = MOST, seed: int = 0) -> Clusters:
-    """The groups that the clients' summaries form, at most ``most`` of them."""
+    """Return the groups that the clients' summaries form, at most ``most`` of them."""
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
         raise InvalidArgument(f"most must be a whole number of groups of at least 1, not {most!r}")
     usable(received)  # refuses what cannot be compared
@@ -102,7 +102,7 @@ def find(received: Sequence[Summary], *, most: int = MOST, seed: int = 0) -> Clu
 
 
 def _scale(noise: Numbers) -> Numbers:
-    """The symmetric matrix that divides directions by their noise; those known better than the middle one are taken
+    """Return the symmetric matrix that divides directions by their noise; those known better than the middle one are taken
     as that, so that their true scatter does not drown what separates groups elsewhere."""
     values, turn = np.linalg.eigh(noise)
     least = max(float(np.median(values)), 1e-9 * float(values[-1]))
@@ -121,7 +121,7 @@ def _count_groups(points: Numbers, noises: Sequence[Numbers], limit: int, genera
 
 
 def _p_value(points: Numbers, noises: Sequence[Numbers], k: int, limit: int, generator: np.random.Generator) -> float:
-    """How often draws around k centers group as tightly, into some number of groups above k, as the points do."""
+    """Return how often draws around k centers group as tightly, into some number of groups above k, as the points do."""
     observed = _tightness(points, k, limit)
     if not observed[1].any():
         return 1.0

@@ -115,7 +115,8 @@ class Noise:
 
 
 def noise(task: Task, federation: Federation, models: Sequence[Mapping[str, Tensor]] | None = None) -> Noise:
-    """The gradients' noise at ``models``, one per client; without them at the true parameters, where the federation has them."""
+    """Return the gradients' noise at ``models``, one per client; without them at the true parameters, where the federation has
+    them."""
     exact = models is None
     if models is None:
         if federation.truth is None:

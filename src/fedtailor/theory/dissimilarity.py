@@ -44,7 +44,7 @@ def client_gradients(task: Task, federation: Federation, model: Mapping[str, Ten
 
 
 def bounded(points: Sequence[Tensor], B: float = 1.0) -> Bounded:
-    """The least G^2 that goes with ``B`` >= 1 (FLOW's form for risks that need not be convex); ``points`` are what
+    """Return the least G^2 that goes with ``B`` >= 1 (FLOW's form for risks that need not be convex); ``points`` are what
     ``client_gradients`` gives at each model. With B = 1 it is the largest b^2."""
     if not points:
         raise InvalidArgument("no gradients; give what client_gradients returns, at one model or more")

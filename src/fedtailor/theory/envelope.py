@@ -150,12 +150,12 @@ def _mean_length(problem: Problem, vectors: Tensor) -> float:
 
 
 def _residuals(pull: Tensor, pooled: Tensor, here: _Point) -> Tensor:
-    """What is left of the clients' inner problems: grad f_i + lam_i d_i (nothing, where there is no gap)."""
+    """Return what is left of the clients' inner problems: grad f_i + lam_i d_i (nothing, where there is no gap)."""
     return torch.where(pooled, 0.0, here.slopes + torch.where(pooled, 0.0, pull) * here.gaps)
 
 
 def _certificate(problem: Problem, pull: Tensor, pooled: Tensor, here: _Point) -> float:
-    """An upper bound on the length of the envelope's gradient at g.
+    """Return an upper bound on the length of the envelope's gradient at g.
 
     That gradient is sum p_i lam_i (g - w_i*) with w_i* the exact inner minimum; w_i misses it by at most |r_i|/lam_i.
     """

@@ -187,7 +187,7 @@ def _array(value: Tensor | ArrayLike, label: str, name: str) -> Numbers:
 
 
 def _ridge(Z: Numbers, curvature: float) -> tuple[float, tuple[str, ...]]:
-    """How strong a ridge the rows need: as one average row in every direction where they hardly outnumber r, else none."""
+    """Return how strong a ridge the rows need: as one average row in every direction where they hardly outnumber r, else none."""
     n, r = Z.shape
     if n >= 1.5 * r + 3:
         return 0.0, ()
@@ -221,7 +221,7 @@ def _sandwich(bread: Numbers, Z: Numbers, residuals: Numbers) -> Numbers:
 
 
 def _labels(Z: Numbers, Y: Numbers, basis: Numbers, generator: np.random.Generator, draws: int, robust: bool) -> _Fit:
-    """One logistic fit per label; z of a label is sqrt(2) times the contrast of a softmax over (0, z)."""
+    """Return one logistic fit per label; z of a label is sqrt(2) times the contrast of a softmax over (0, z)."""
     parts = [_softmax(Z, np.stack([y, 1 - y], 1), basis, generator, draws, robust) for y in Y.T]
     return _Fit(
         np.sqrt(2) * np.concatenate([part.parameters for part in parts]),

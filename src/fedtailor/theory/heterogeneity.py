@@ -98,7 +98,7 @@ def measure(task: Task, federation: Federation, *, draws: int = DRAWS, seed: int
 def summaries(
     task: Task, federation: Federation, *, draws: int = DRAWS, seed: int = 0, robust: bool = False
 ) -> tuple[Summary, ...]:
-    """Every client's ``summary``, from its training rows."""
+    """Return every client's ``summary``, from its training rows."""
     return tuple(
         summary(task, *federation.train.client(i), name=name, draws=draws, seed=seed, robust=robust)
         for i, name in enumerate(federation.names)
@@ -106,7 +106,7 @@ def summaries(
 
 
 def on_features(task: Task, params: Mapping[str, Tensor], federation: Federation) -> Federation:
-    """The federation as the last layer of a network sees it: features in place of rows, labels kept.
+    """Return the federation as the last layer of a network sees it: features in place of rows, labels kept.
 
     R^2 of the last layer is then ``measure(linear_task(fed), fed)``.
     """
@@ -122,7 +122,7 @@ def on_features(task: Task, params: Mapping[str, Tensor], federation: Federation
 
 
 def projected(federation: Federation, directions: int, seed: int = 0) -> Federation:
-    """The federation on ``directions`` orthonormal directions of its features, drawn at random, so no client has to say
+    """Return the federation on ``directions`` orthonormal directions of its features, drawn at random, so no client has to say
     anything about its data."""
     features = int(np.prod(federation.train.x.shape[1:]))
     normals = rng.generator(seed, "directions").normal(size=(features, directions))
@@ -149,7 +149,7 @@ def _mapped(federation: Federation, transform: Callable[[Tensor], Tensor]) -> Fe
 
 
 def linear_task(federation: Federation, *, bias: bool = True) -> Task:
-    """The linear model of a federation's rows, as a task."""
+    """Return the linear model of a federation's rows, as a task."""
     module = models.build("linear", tuple(federation.train.x.shape[1:]), federation.outputs, bias=bias)
     return Task.from_module(module.double(), federation.kind.loss, classes=federation.labels)
 
@@ -227,7 +227,8 @@ def estimate(received: Sequence[Summary]) -> Heterogeneity:
 
 
 def usable(received: Sequence[Summary]) -> tuple[Summary, ...]:
-    """The summaries that can be compared: those with full and unpulled fits where these are half of all or more, else all."""
+    """Return the summaries that can be compared: those with full and unpulled fits where these are half of all or more, else
+    all."""
     if not isinstance(received, Sequence) or not all(isinstance(s, Summary) for s in received):
         raise InvalidArgument("estimates need a list of summaries; make one per client with summary(task, x, y)")
     if len(received) < 2:
@@ -279,7 +280,7 @@ class _Spread(NamedTuple):
 
 
 def _interval(spread: _Spread) -> tuple[float, float]:
-    """The true squares that the one seen does not contradict at 5 % on either side.
+    """Return the true squares that the one seen does not contradict at 5 % on either side.
 
     The upper end never falls below that of a square with no excess: less spread than noise makes is luck, not knowledge.
     """
@@ -313,7 +314,7 @@ def _root(function: Callable[[float], float], low: float, high: float) -> float:
 
 
 def _trust(received: Sequence[Summary], used: Sequence[Summary]) -> str:
-    """How far an estimate from these summaries can be trusted, in a sentence or two."""
+    """Return how far an estimate from these summaries can be trusted, in a sentence or two."""
     notes = []
     if len(used) < len(received):
         notes.append(f"{len(received) - len(used)} of {len(received)} clients have too little data to compare and are left out.")

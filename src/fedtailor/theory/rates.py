@@ -55,7 +55,7 @@ class Split(NamedTuple):
 def split_constants(
     task: Task, federation: Federation, mine: Collection[str], batch_size: int | None = None, weight_decay: float = 0.0
 ) -> Split:
-    """The constants for the personal part ``mine``, for the models ``linear`` and ``split-linear``.
+    """Return the constants for the personal part ``mine``, for the models ``linear`` and ``split-linear``.
 
     With rows a (that meet u) and b (that meet v), L = curvature * max over clients of the larger of |A'A/n| and |B'B/n|: the
     Hessian is positive semi-definite, so its mixed block is never larger. The loss is at least 0, so f at the start serves as

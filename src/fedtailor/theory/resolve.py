@@ -46,7 +46,7 @@ class Problem:
             )
 
     def split(self, mine: Collection[str], weight_decay: float = 0.0) -> Split:
-        """What PARTIAL's theorems ask about the problem with the personal part ``mine``."""
+        """Return what PARTIAL's theorems ask about the problem with the personal part ``mine``."""
         self._check_weights()
         return rates.split_constants(self.task, self.federation, mine, self.batch_size, weight_decay)
 

@@ -18,7 +18,7 @@ TINY, HUGE = 1e-4, 1e6  # local training and one model for all, on an axis of la
 
 
 def measure(settings: Settings, seed: int) -> list[dict[str, Any]]:
-    """The squared error of Problem (2)'s exact solution, Theorem 1's bound, and the error at Corollary 1's lam."""
+    """Return the squared error of Problem (2)'s exact solution, Theorem 1's bound, and the error at Corollary 1's lam."""
     out = []
     for R in settings["R"]:
         design = {name: settings[name] for name in ("clients", "rows", "d", "kappa", "noise")}
@@ -49,12 +49,12 @@ def best_lam(rows: Rows) -> float:
 
 
 def chosen_by_bound(rows: Rows) -> float:
-    """The error at the lam with the least bound over the least error, at the worst R."""
+    """Return the error at the lam with the least bound over the least error, at the worst R."""
     return max(min(part, key=lambda row: row["bound"])["error"] / column(part, "error").min() for part in by_R(rows))
 
 
 def advised(rows: Rows) -> float:
-    """The error at Corollary 1's lam over the least error, at the worst R."""
+    """Return the error at Corollary 1's lam over the least error, at the worst R."""
     return max(float(column(part, "error", advised=True)[0] / column(part, "error").min()) for part in by_R(rows))
 
 

@@ -19,7 +19,7 @@ FIRST = 6  # round from which the rate is read; before, the clients' own errors 
 
 
 def measure(settings: Settings, seed: int) -> list[dict[str, Any]]:
-    """How fast g approaches the solution of Problem (2): the factor per round, and rounds and gradients to the target.
+    """Return how fast g approaches the solution of Problem (2): the factor per round, and rounds and gradients to the target.
 
     The clients' Hessians share their directions, which is the worst case: their mean has the condition number too."""
     out = []
@@ -51,12 +51,12 @@ def measure(settings: Settings, seed: int) -> list[dict[str, Any]]:
 
 
 def grid(rows: Rows, key: str) -> list[list[float]]:
-    """A measure by lam (outer) and kappa (inner), both from the smallest on."""
+    """Return a measure by lam (outer) and kappa (inner), both from the smallest on."""
     return [column(rows, key, lam=lam).tolist() for lam in dict.fromkeys(row["lam"] for row in rows)]
 
 
 def least_growth(rows: Rows, key: str, smallest: int = 0) -> float:
-    """The smallest factor by which a measure grows from one kappa to the next, over the lams from a place on."""
+    """Return the smallest factor by which a measure grows from one kappa to the next, over the lams from a place on."""
     return min(b / a for line in grid(rows, key)[smallest:] for a, b in pairwise(line))
 
 
@@ -67,7 +67,7 @@ def at_small_lam(rows: Rows) -> float:
 
 
 def over_lam(rows: Rows) -> float:
-    """The smallest factor by which rounds grow from one lam to the next."""
+    """Return the smallest factor by which rounds grow from one lam to the next."""
     lines = grid(rows, "rounds")
     return min(b / a for low, high in pairwise(lines) for a, b in zip(low, high, strict=True))
 
@@ -79,7 +79,7 @@ def more_at_large_lam(rows: Rows) -> float:
 
 
 def power(rows: Rows) -> float:
-    """The power of kappa in the rounds at the largest lam."""
+    """Return the power of kappa in the rounds at the largest lam."""
     largest = list(dict.fromkeys(row["lam"] for row in rows))[-1]
     kappas = list(dict.fromkeys(row["kappa"] for row in rows))
     return slope(kappas, [one(rows, "rounds", lam=largest, kappa=kappa) for kappa in kappas])

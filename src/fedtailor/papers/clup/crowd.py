@@ -14,7 +14,7 @@ SEEN = 100  # clients whose error is looked at
 
 
 def measure(settings: Settings, seed: int) -> list[dict[str, Any]]:
-    """The mean squared distance of the models of a hundred clients to the truth, after some rounds."""
+    """Return the mean squared distance of the models of a hundred clients to the truth, after some rounds."""
     out: list[dict[str, Any]] = []
     for clients in settings["clients"]:
         for R in settings["R"]:
@@ -40,7 +40,7 @@ def measure(settings: Settings, seed: int) -> list[dict[str, Any]]:
 
 
 def ratio(rows: Rows, R: float, look: int, a: float, b: float) -> float:
-    """The error of one lam over that of another, at an R and a look, least over the numbers of clients."""
+    """Return the error of one lam over that of another, at an R and a look, least over the numbers of clients."""
     where = {"R": R, "round": sorted({row["round"] for row in rows})[look]}
     return min(
         one(rows, "error", clients=m, method=f"lam = {a:g}", **where)

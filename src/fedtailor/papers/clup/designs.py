@@ -22,7 +22,7 @@ def measure(settings: Settings, seed: int) -> list[dict[str, Any]]:
 
 
 def chosen(rows: Rows) -> float:
-    """The error at the lam with the least bound over the least error: the median over designs and R."""
+    """Return the error at the lam with the least bound over the least error: the median over designs and R."""
     parts: dict[tuple[str, str], list[Any]] = {}
     for row in rows:
         parts.setdefault((row["design"], row["R"]), []).append(row)

@@ -15,7 +15,7 @@ DYNAMIC = "growing lam"
 
 
 def measure(settings: Settings, seed: int) -> list[dict[str, Any]]:
-    """The mean squared distance of the clients' models to their true parameters after every round."""
+    """Return the mean squared distance of the clients' models to their true parameters after every round."""
     design = {name: settings[name] for name in ("clients", "rows", "d", "kappa", "R", "noise")}
     federation = ft.Federation.load("clup-regression", **design, seed=seed)
     watched = replace(
@@ -40,7 +40,7 @@ def measure(settings: Settings, seed: int) -> list[dict[str, Any]]:
 
 
 def curves(rows: Rows) -> dict[str, np.ndarray]:
-    """The error over rounds of every fixed lam, from the smallest lam on."""
+    """Return the error over rounds of every fixed lam, from the smallest lam on."""
     return {label: column(rows, "error", method=label) for label in dict.fromkeys(r["method"] for r in rows) if label != DYNAMIC}
 
 
@@ -67,7 +67,7 @@ def hard_and_easy(rows: Rows) -> float:
 
 
 def winners(rows: Rows) -> float:
-    """How many lams are the best at some round."""
+    """Return how many lams are the best at some round."""
     return float(len(set(np.argmin(np.stack(list(curves(rows).values())), 0).tolist())))
 
 
@@ -82,7 +82,7 @@ def beginning(rows: Rows) -> float:
 
 
 def envelope(rows: Rows) -> float:
-    """The median over rounds of the growing lam's error over that of the best fixed lam at that round."""
+    """Return the median over rounds of the growing lam's error over that of the best fixed lam at that round."""
     best = np.stack(list(curves(rows).values())).min(0)
     return float(np.median(column(rows, "error", method=DYNAMIC) / best))
 

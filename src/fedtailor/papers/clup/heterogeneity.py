@@ -14,7 +14,7 @@ LAMS = (0.02, 0.1, 0.5)
 
 
 def measure(settings: Settings, seed: int) -> list[dict[str, Any]]:
-    """The mean squared distance of the clients' models to their true parameters."""
+    """Return the mean squared distance of the clients' models to their true parameters."""
     options: dict[str, Any] = {"bias": False, "evaluate_every": 0, "engine": "vectorized", "seed": seed}
     out = []
     for R in settings["R"]:
@@ -33,13 +33,13 @@ def measure(settings: Settings, seed: int) -> list[dict[str, Any]]:
 
 
 def order(rows: Rows) -> float:
-    """The smallest factor by which the error falls from one degree of sharing to the next, where clients are alike."""
+    """Return the smallest factor by which the error falls from one degree of sharing to the next, where clients are alike."""
     errors = column(rows, "error", R=min(row["R"] for row in rows))
     return float((errors[:-1] / errors[1:]).min())
 
 
 def best(rows: Rows, R: float) -> int:
-    """The place of the best method, from local training (0) to one model for all."""
+    """Return the place of the best method, from local training (0) to one model for all."""
     return int(np.argmin(column(rows, "error", R=R)))
 
 
@@ -50,7 +50,7 @@ def shift_of_best(rows: Rows) -> float:
 
 
 def never_back(rows: Rows) -> float:
-    """The largest step of the best method back towards sharing as R grows."""
+    """Return the largest step of the best method back towards sharing as R grows."""
     places = [best(rows, R) for R in column(rows, "R", method=LOCAL)]
     return float(max(np.diff(places)))
 

@@ -35,7 +35,7 @@ def measure(settings: Settings, seed: int) -> list[dict[str, Any]]:
 
 
 def falls(rows: Rows) -> float:
-    """The least rise of the projection from one q0 to the next."""
+    """Return the least rise of the projection from one q0 to the next."""
     return float(np.diff(column(rows, "projection", risk=MIXED)).min())
 
 

@@ -66,7 +66,7 @@ def most(rows: Rows) -> float:
 
 
 def area(rows: Rows) -> float:
-    """The least area under the curve of the eased router's first layer, where the kinds are most visible."""
+    """Return the least area under the curve of the eased router's first layer, where the kinds are most visible."""
     found = [row["auc"] for row in rows if row["method"] == EASED and row["visible"] == most(rows)]
     return min(float("nan") if value is None else float(value) for value in found)
 

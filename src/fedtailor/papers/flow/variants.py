@@ -50,7 +50,7 @@ def measure(settings: Settings, seed: int, name: str) -> list[dict[str, Any]]:
 
 
 def over(rows: Rows, label: str, key: str = "personal", of: str = FLOW) -> float:
-    """How far Flow, or another variant, is above one."""
+    """Return how far Flow, or another variant, is above one."""
     return one(rows, key, variant=of) - one(rows, key, variant=label)
 
 

@@ -13,7 +13,7 @@ FEDAVG, LOCAL, INSIDE = "FedAvg", "local", "FedAvg inside each group"
 
 
 def measure(settings: Settings, seed: int) -> list[dict[str, Any]]:
-    """The mean squared distance to the truth of the three, over the rows of a client."""
+    """Return the mean squared distance to the truth of the three, over the rows of a client."""
     options: dict[str, Any] = {
         "bias": False,
         "evaluate_every": 0,
@@ -38,7 +38,7 @@ def measure(settings: Settings, seed: int) -> list[dict[str, Any]]:
 
 
 def worst_ratio(rows: Rows, rival: str) -> float:
-    """The smallest factor by which FedAvg inside the groups has less error than a rival."""
+    """Return the smallest factor by which FedAvg inside the groups has less error than a rival."""
     return float((column(rows, "error", method=rival) / column(rows, "error", method=INSIDE)).min())
 
 

@@ -50,7 +50,7 @@ def measure(settings: Settings, seed: int) -> list[dict[str, Any]]:
 
 
 def spread(rows: Rows) -> float:
-    """The largest factor by which a size is off c m/N, with one c for all."""
+    """Return the largest factor by which a size is off c m/N, with one c for all."""
     over = np.log(column(rows, "R2") / column(rows, "edge"))
     return float(np.exp(np.abs(over - over.mean()).max()))
 

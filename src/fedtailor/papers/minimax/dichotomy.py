@@ -14,7 +14,7 @@ NONE, MIDDLE, LARGE = "FedProx, lam = 0", "FedProx, lam = 0.44", "FedProx, lam =
 
 
 def measure(settings: Settings, seed: int) -> list[dict[str, Any]]:
-    """The clients' mean accuracy on fresh rows, averaged over the repetitions, with the steps of Appendix D."""
+    """Return the clients' mean accuracy on fresh rows, averaged over the repetitions, with the steps of Appendix D."""
     step = {"lr": 0.2, "epochs": 5}
     methods = {
         FEDAVG: ft.FedAvg(**step, server_lr=0.8),
@@ -45,7 +45,7 @@ def measure(settings: Settings, seed: int) -> list[dict[str, Any]]:
 
 
 def behind(rows: Rows, label: str) -> float:
-    """How far a method falls behind the better of FedAvg and local training, at the worst R."""
+    """Return how far a method falls behind the better of FedAvg and local training, at the worst R."""
     return float((best(rows) - column(rows, "accuracy", method=label)).max())
 
 
@@ -59,7 +59,7 @@ def lead(rows: Rows) -> np.ndarray:
 
 
 def crossing(rows: Rows) -> float:
-    """The R at which FedAvg's lead is gone, on a line between the two measured ones around it."""
+    """Return the R at which FedAvg's lead is gone, on a line between the two measured ones around it."""
     gaps, R = lead(rows), column(rows, "R", method=LOCAL)
     k = int(np.flatnonzero((gaps[:-1] > 0) & (gaps[1:] <= 0))[0]) if ((gaps[:-1] > 0) & (gaps[1:] <= 0)).any() else -1
     return float(np.nan if k < 0 else R[k] + (R[k + 1] - R[k]) * gaps[k] / (gaps[k] - gaps[k + 1]))

@@ -18,7 +18,7 @@ LOCAL, SHARED = "local", "FedAvg"
 
 
 def measure(settings: Settings, seed: int) -> list[dict[str, Any]]:
-    """The mean squared error of the minima of both problems, averaged over repetitions, for every m, n and R."""
+    """Return the mean squared error of the minima of both problems, averaged over repetitions, for every m, n and R."""
     out = []
     for m in settings["clients"]:
         for n in settings["rows"]:
@@ -38,7 +38,8 @@ def measure(settings: Settings, seed: int) -> list[dict[str, Any]]:
 
 
 def clients_errors(federation: ft.Federation, lam: float) -> np.ndarray:
-    """The squared distance of every client's model, at the minimum, to its truth: their mean is AER, that of one client IER."""
+    """Return the squared distance of every client's model, at the minimum, to its truth: their mean is AER, that of one client
+    IER."""
     assert federation.truth is not None
     task = build_task("linear", federation, 0, torch.float64, False)
     models = solve(task, federation, lam).models
@@ -47,29 +48,30 @@ def clients_errors(federation: ft.Federation, lam: float) -> np.ndarray:
 
 
 def power_of_rows(rows: Rows, risk: str = "error") -> float:
-    """The power of n in local training's error, over all its points."""
+    """Return the power of n in local training's error, over all its points."""
     return slope(column(rows, "n", method=LOCAL), column(rows, risk, method=LOCAL))
 
 
 def power_of_all_rows(rows: Rows, risk: str = "error") -> float:
-    """The power of N in FedAvg's error where clients are alike."""
+    """Return the power of N in FedAvg's error where clients are alike."""
     return slope(column(rows, "N", method=SHARED, R=0.0), column(rows, risk, method=SHARED, R=0.0))
 
 
 def power_of_R(rows: Rows) -> float:  # noqa: N802
-    """The power of R in FedAvg's error, where it dominates: most rows, the two largest R."""
+    """Return the power of R in FedAvg's error, where it dominates: most rows, the two largest R."""
     largest = {"n": max(r["n"] for r in rows), "m": max(r["m"] for r in rows), "method": SHARED}
     return slope(column(rows, "R", **largest)[-2:], column(rows, "error", **largest)[-2:])
 
 
 def over_lower(rows: Rows) -> float:
-    """The better of the two over the lower bound with constant one, at its largest."""
+    """Return the better of the two over the lower bound with constant one, at its largest."""
     points = {(r["m"], r["n"], r["R"]): r["lower"] for r in rows}
     return max(min(column(rows, "error", m=m, n=n, R=R)) / low for (m, n, R), low in points.items())
 
 
 def switch(rows: Rows) -> float:
-    """How many of the points with R^2 a tenth of m/N or less have FedAvg ahead, and with ten times or more local training."""
+    """Return how many of the points with R^2 a tenth of m/N or less have FedAvg ahead, and with ten times or more local
+    training."""
     right = []
     for m, n, R in {(r["m"], r["n"], r["R"]) for r in rows}:
         ahead = one(rows, "error", m=m, n=n, R=R, method=SHARED) < one(rows, "error", m=m, n=n, R=R, method=LOCAL)

@@ -16,7 +16,7 @@ LOCAL, MIDDLE, SHARED = "local", "lam = 1", "FedAvg"
 
 
 def measure(settings: Settings, seed: int) -> list[dict[str, Any]]:
-    """The mean over clients of the largest change seen."""
+    """Return the mean over clients of the largest change seen."""
     out = []
     for n in settings["rows"]:
         design = {name: settings[name] for name in ("clients", "d", "kappa", "noise", "R")}
@@ -30,7 +30,7 @@ def measure(settings: Settings, seed: int) -> list[dict[str, Any]]:
 
 
 def gain(rows: Rows) -> float:
-    """The smallest factor by which one model for all is more stable than local training."""
+    """Return the smallest factor by which one model for all is more stable than local training."""
     return float((column(rows, "gamma", method=LOCAL) / column(rows, "gamma", method=SHARED)).min())
 
 

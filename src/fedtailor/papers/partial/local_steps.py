@@ -11,7 +11,7 @@ FEDAVG, SCAFFOLD = METHODS
 
 
 def measure(settings: Settings, seed: int) -> list[dict[str, Any]]:
-    """The squared gradient over rounds, for both methods, every K, some and all clients.
+    """Return the squared gradient over rounds, for both methods, every K, some and all clients.
 
     Where all take part FedAvg-P has the steps of Theorem 3.11, eta_u = T: with eta_u = 1 its drift makes a floor of its own.
     """
@@ -28,18 +28,18 @@ def measure(settings: Settings, seed: int) -> list[dict[str, Any]]:
 
 
 def curves(rows: Rows, method: str, turnout: str) -> list[Any]:
-    """The curves of a case, from the fewest steps on."""
+    """Return the curves of a case, from the fewest steps on."""
     return [column(rows, "norm", case=f"{method}, {turnout} clients", steps=K) for K in sorted({row["steps"] for row in rows})]
 
 
 def faster(rows: Rows, method: str) -> float:
-    """The gradient at the first look with the fewest steps over with the most, where all take part."""
+    """Return the gradient at the first look with the fewest steps over with the most, where all take part."""
     few, *_, many = curves(rows, method, "all")
     return float(few[0] / many[0])
 
 
 def raised(rows: Rows, method: str, turnout: str) -> float:
-    """The floor with the most steps over the floor with the fewest."""
+    """Return the floor with the most steps over the floor with the fewest."""
     few, *_, many = curves(rows, method, turnout)
     return floor(many) / floor(few)
 

@@ -14,7 +14,7 @@ BASE, SHORT, FEW, ALL, LONG = "as set", "smaller step", "few clients", "all clie
 
 
 def measure(settings: Settings, seed: int) -> list[dict[str, Any]]:
-    """The squared gradient over rounds, for both methods and every change."""
+    """Return the squared gradient over rounds, for both methods and every change."""
     changes: dict[str, dict[str, Any]] = {
         BASE: {},
         SHORT: {"lr": settings["lr"] / 3},
@@ -32,12 +32,12 @@ def curve(rows: Rows, method: str, case: str) -> np.ndarray:
 
 
 def floors(rows: Rows, method: str, a: str, b: str) -> float:
-    """The floor in one case over that in another."""
+    """Return the floor in one case over that in another."""
     return floor(curve(rows, method, a)) / floor(curve(rows, method, b))
 
 
 def early(rows: Rows, method: str, a: str, b: str) -> float:
-    """The gradient at the first look in one case over that in another."""
+    """Return the gradient at the first look in one case over that in another."""
     return float(curve(rows, method, a)[0] / curve(rows, method, b)[0])
 
 

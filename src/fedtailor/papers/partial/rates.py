@@ -51,17 +51,17 @@ def measure(settings: Settings, seed: int) -> list[dict[str, Any]]:
 
 
 def mean(seen: list[Any], share: float) -> float:
-    """The mean over rounds of the squared gradient."""
+    """Return the mean over rounds of the squared gradient."""
     return float(np.mean([look.norm(share) for look in seen]))
 
 
 def over_bound(rows: Rows, case: str) -> float:
-    """The largest ratio of what was measured to what the theorem allows."""
+    """Return the largest ratio of what was measured to what the theorem allows."""
     return float((column(rows, "norm", case=case) / column(rows, "bound", case=case)).max())
 
 
 def power(rows: Rows, case: str) -> float:
-    """The power of T in the mean squared gradient."""
+    """Return the power of T in the mean squared gradient."""
     return slope(column(rows, "T", case=case), column(rows, "norm", case=case))
 
 

@@ -11,13 +11,13 @@ from fedtailor.papers.split_problem import LAPTOP, METHODS, PAPER, floor, path
 
 
 def measure(settings: Settings, seed: int) -> list[dict[str, Any]]:
-    """The squared gradient over rounds, for both methods and every step size."""
+    """Return the squared gradient over rounds, for both methods and every step size."""
     runs = [path(name, settings, seed, lr=lr) for name in METHODS for lr in settings["lrs"]]
     return [{**row, "step": f"step {row['lr']:g}"} for rows in runs for row in rows]
 
 
 def by_step(rows: Rows, method: str) -> list[Any]:
-    """The curves of a method, from the largest step on."""
+    """Return the curves of a method, from the largest step on."""
     return [column(rows, "norm", method=method, lr=lr) for lr in sorted({row["lr"] for row in rows}, reverse=True)]
 
 
@@ -34,13 +34,13 @@ def slower(rows: Rows) -> float:
 
 
 def early(rows: Rows, method: str) -> float:
-    """The gradient at the first look, with the smallest step over with the largest."""
+    """Return the gradient at the first look, with the smallest step over with the largest."""
     large, *_, small = by_step(rows, method)
     return float(small[0] / large[0])
 
 
 def ahead(rows: Rows) -> float:
-    """The smallest ratio of FedAvg-P's floor to Scaffold-P's, over the step sizes."""
+    """Return the smallest ratio of FedAvg-P's floor to Scaffold-P's, over the step sizes."""
     pairs = zip(by_step(rows, "FedAvg-P"), by_step(rows, "Scaffold-P"), strict=True)
     return min(floor(ours) / floor(theirs) for ours, theirs in pairs)
 

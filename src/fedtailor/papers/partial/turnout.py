@@ -11,29 +11,29 @@ from fedtailor.papers.split_problem import LAPTOP, METHODS, PAPER, floor, path
 
 
 def measure(settings: Settings, seed: int) -> list[dict[str, Any]]:
-    """The squared gradient over rounds, for both methods and every number of clients per round."""
+    """Return the squared gradient over rounds, for both methods and every number of clients per round."""
     runs = [path(name, settings, seed, cohort=m) for name in METHODS for m in settings["cohorts"]]
     return [{**row, "clients": f"{row['cohort']} clients"} for rows in runs for row in rows]
 
 
 def floors(rows: Rows, method: str) -> list[float]:
-    """The floors of a method, from the fewest clients on."""
+    """Return the floors of a method, from the fewest clients on."""
     return [floor(column(rows, "norm", method=method, cohort=m)) for m in sorted({row["cohort"] for row in rows})]
 
 
 def falls(rows: Rows) -> float:
-    """The smallest factor by which FedAvg-P's floor falls from one turnout to the next."""
+    """Return the smallest factor by which FedAvg-P's floor falls from one turnout to the next."""
     levels = np.array(floors(rows, "FedAvg-P"))
     return float((levels[:-1] / levels[1:]).min())
 
 
 def ahead(rows: Rows) -> float:
-    """The smallest ratio of FedAvg-P's floor to Scaffold-P's where not all take part."""
+    """Return the smallest ratio of FedAvg-P's floor to Scaffold-P's where not all take part."""
     return min(a / b for a, b in list(zip(floors(rows, "FedAvg-P"), floors(rows, "Scaffold-P"), strict=True))[:-1])
 
 
 def still_falling(rows: Rows) -> float:
-    """The smallest factor by which Scaffold-P's gradient falls in the second half of the run."""
+    """Return the smallest factor by which Scaffold-P's gradient falls in the second half of the run."""
     curves = [column(rows, "norm", method="Scaffold-P", cohort=m) for m in sorted({row["cohort"] for row in rows})]
     return min(float(curve[len(curve) // 2] / curve[-1]) for curve in curves)
 

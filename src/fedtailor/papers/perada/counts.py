@@ -45,7 +45,7 @@ def measure(settings: Settings, seed: int) -> list[dict[str, Any]]:
 
 
 def same(label: str, key: str, theirs: float) -> Claim:
-    """The paper's number, as far as it is printed."""
+    """Return the paper's number, as far as it is printed."""
     digits = 0.0005 if 0 < theirs < 0.01 else 0.005
     words = f"{label}: parameters {key}, in millions"
     return Claim(words, lambda rows: one(rows, key, method=label), above=theirs - digits, below=theirs + digits, must=False,

@@ -24,7 +24,7 @@ def ways(settings: Settings) -> dict[str, Way]:
 
 
 def cost(rows: Rows, words: str, key: str = "local") -> float:
-    """How far distillation lifts a measure."""
+    """Return how far distillation lifts a measure."""
     return gap(rows, key, f"{KD}, {words}", f"{PLAIN}, {words}")
 
 
