@@ -105,7 +105,7 @@ def curves(
 
 # -- the bound ------------------------------------------------------------------------------------------------------------
 def _curvature(task: Task, federation: Federation) -> tuple[float, Any]:
-    """(weight decay, constants mu and L): no decay where every client's risk is strongly convex, else a little."""
+    """Return (weight decay, constants mu and L): no decay where every client's risk is strongly convex, else a little."""
     try:
         bare = constants(task, federation)
         if bare.mu >= FLATTEST * bare.smoothness:
@@ -128,7 +128,7 @@ def _setting(task: Task, federation: Federation, estimate: Heterogeneity, mu: fl
 
 
 def _range(mu: float, L: float, setting: bounds.Setting | None) -> tuple[float, float]:
-    """(least, largest) lam of the picture: from where the second branch is still flat to where the first is flat again."""
+    """Return (least, largest) lam of the picture: from where the second branch is still flat to where the first is flat again."""
     onset = 32 * L**2 / mu  # below about this lam the first branch says nothing
     turn = mu
     if setting is not None and setting.rho2 > 0:

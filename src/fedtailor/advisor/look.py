@@ -79,7 +79,7 @@ def look(task: Task, federation: Federation, shared: Mapping[str, Tensor], seed:
 def _inside(
     task: Task, federation: Federation, received: Sequence[Summary], labels: Sequence[int]
 ) -> tuple[Mapping[str, Any], ...]:
-    """For every group: its clients, how far apart they are among themselves, and how much pooling that asks for."""
+    """Return, for every group, its clients, how far apart they are among themselves, and how much pooling that asks for."""
     out = []
     for group in range(max(labels) + 1):
         members = [i for i, label in enumerate(labels) if label == group]

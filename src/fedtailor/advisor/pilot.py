@@ -185,7 +185,7 @@ class Race:
 
 
 def task_and_rows(federation: Federation, model: str | nn.Module | Task, options: Training) -> tuple[Task, Federation]:
-    """(the task that moves, the rows as the frozen first layers leave them), with validation rows to judge on."""
+    """Return (the task that moves, the rows as the frozen first layers leave them), with validation rows to judge on."""
     if federation.train.weights is not None:
         raise InvalidArgument(
             "advise and sweep count all rows alike, in the estimate of the spread and in their step sizes, and these rows have "

@@ -260,7 +260,7 @@ class _Steps:
         return {"lam": lam, "lr": four_digits(1 / (self.curvature + lam)), **self.work}
 
     def clup(self, lam: float) -> FedCLUP:
-        """Where L is known the server's step is that of the paper's experiments, 1/L_g; otherwise the server averages."""
+        """Return FedCLUP; where L is known the server's step is that of the paper's experiments, 1/L_g; otherwise it averages."""
         server = four_digits((lam + self.curvature) / (lam * self.curvature)) if self.is_known else None
         return FedCLUP(server_lr=server, **self.at(lam))
 

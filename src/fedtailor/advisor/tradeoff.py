@@ -56,8 +56,8 @@ def front(curves: Curves, higher: bool) -> list[Place]:
 
 
 def fewest(curves: Curves, targets: Iterable[float], higher: bool) -> list[Fewest]:
-    """For every target the lam that reaches it in the fewest rounds and keeps it to the end; where two do, that with fewer bytes,
-    then the smaller. A score that a run passes on its way and does not keep is not reached."""
+    """Return, for every target, the lam that reaches it in the fewest rounds and keeps it to the end; where two do, that with
+    fewer bytes, then the smaller. A score that a run passes on its way and does not keep is not reached."""
     sign = 1 if higher else -1
     out = []
     for target in targets:

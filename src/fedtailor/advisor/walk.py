@@ -112,7 +112,7 @@ class Runner:
 
     @property
     def random(self) -> bool:
-        """Whether a round takes some of the rows or some of the clients, so that rounds differ by chance."""
+        """Return whether a round takes some of the rows or some of the clients, so that rounds differ by chance."""
         return self.options.batch_size is not None or self.options.size(len(self.rows)) < len(self.rows)
 
     def fresh(self, algorithm: Algorithm) -> State:
@@ -124,7 +124,7 @@ class Runner:
     def play(
         self, algorithm: Algorithm, state: State, rounds: int, label: str, reference: Tensor | None = None, rest: bool = True
     ) -> Iterator[tuple[Reading, Point, bool]]:
-        """(reading, point, come to rest) before the first round and after each; ends after ``rounds``, or at rest."""
+        """Yield (reading, point, come to rest) before the first round and after each; ends after ``rounds``, or at rest."""
         ready = self.prepared(algorithm)
         sent = {name: ready.facts[name] * ready.size for name in ("bytes_down", "bytes_up")}
         state.records, total = [], 0
@@ -220,7 +220,7 @@ def flat(model: Mapping[str, Tensor]) -> Tensor:
 
 
 def references(task: Task, rows: Federation, lams: Sequence[float], weights: str) -> tuple[dict[float, Tensor], str | None]:
-    """For every lam the models [clients, parameters] that the error is the distance to, and what they are."""
+    """Return, for every lam, the models [clients, parameters] that the error is the distance to, and what they are."""
     start = tree.trainable(task.init())
     if rows.truth is not None and fits(task, rows.truth[0]):
         models = torch.stack([flat({k: t.get(k, torch.zeros_like(v)) for k, v in start.items()}) for t in rows.truth])

@@ -59,7 +59,7 @@ class AL2SGD(Algorithm):
         return {"train": amount(1, None), "full": amount(None, 1)}
 
     def constants(self, n):
-        """(eta, theta1, theta2, gamma, beta, p, rho) for n clients."""
+        """Return (eta, theta1, theta2, gamma, beta, p, rho) for n clients."""
         if self.mu is None or self.smoothness is None:
             raise InvalidArgument("AL2SGD: give mu and smoothness of the clients' risks, or steps='theory' with a linear model")
         p = self.p or self.lam / (self.lam + self.smoothness)

@@ -199,7 +199,7 @@ class Algorithm(ABC):
         return {"train": amount(self.steps, self.epochs)}
 
     def resolve(self, problem: Any) -> tuple[Algorithm, Any]:
-        """(the method with numbers for what it leaves to the theory or to the data, the constants behind them or None).
+        """Return (the method with numbers for what it leaves to the theory or to the data, the constants behind them or None).
 
         ``problem`` (theory/resolve.py) has the task, the federation and the run's options, and gives the papers' constants.
         """
@@ -256,7 +256,7 @@ class Algorithm(ABC):
     # -- the six methods --------------------------------------------------------------------------------------------
     @abstractmethod
     def init_server(self, task: Task) -> tuple[Tree, Tree]:
-        """(shared, server) before the first round."""
+        """Return (shared, server) before the first round."""
 
     def init_client(self, task: Task, shared: Tree, data: Any) -> Tree:
         """Return the personal state of a client that is sampled for the first time; {} = stateless."""
@@ -264,11 +264,11 @@ class Algorithm(ABC):
 
     @abstractmethod
     def client_update(self, task: Task, shared: Tree, personal: Tree, data: Any, rnd: Round) -> tuple[Tree, Tree]:
-        """(upload, personal) after local work."""
+        """Return (upload, personal) after local work."""
 
     @abstractmethod
     def server_update(self, task: Task, shared: Tree, server: Tree, upload: Tree, rnd: Round) -> tuple[Tree, Tree]:
-        """(shared, server) for the next round; ``upload`` is what ``reduce`` made of the cohort's."""
+        """Return (shared, server) for the next round; ``upload`` is what ``reduce`` made of the cohort's."""
 
     def downlink(self, task: Task, shared: Tree, server: Tree, clients: Tensor | None, rnd: Round) -> Tree:
         """Return what single clients receive beside ``shared``: leaves [len(clients), ...], ``clients`` being ranks (see
@@ -325,7 +325,8 @@ class Seen:
 
 
 def opened(shared: Tree, personal: Tree) -> tuple[Tree, Tree]:
-    """(``shared``, ``personal``) as ``predict`` takes them, from a tree that may hold what the client received (``RECEIVED``)."""
+    """Return (``shared``, ``personal``) as ``predict`` takes them, from a tree that may hold what the client received
+    (``RECEIVED``)."""
     if RECEIVED not in personal:
         return shared, personal
     return {**shared, **personal[RECEIVED]}, {name: branch for name, branch in personal.items() if name != RECEIVED}

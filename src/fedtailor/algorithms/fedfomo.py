@@ -57,7 +57,7 @@ class FedFomo(Algorithm):
         return {}, {"models": models, "present": zeros, "affinity": zeros.expand(task.clients, task.clients).clone()}
 
     def chosen(self, server, clients, rnd):
-        """(whose models these ranks receive [clients, downloads], 1 where there is such a model); of None, one row."""
+        """Return (whose models these ranks receive [clients, downloads], 1 where there is such a model); of None, one row."""
         present, affinity = server["present"].cpu().numpy(), server["affinity"].cpu().numpy()
         ranks = np.array([len(present)]) if clients is None else clients.cpu().numpy()
         chance = _uniform(rnd, "model", ranks[:, None], np.arange(len(present)))

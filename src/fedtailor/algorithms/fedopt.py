@@ -54,5 +54,5 @@ def moments(model: Any, tau: float) -> Any:
 
 
 def adaptive(m: Any, v: Any, lr: float, tau: float) -> tuple[Any, Any]:
-    """(memory, change of the parameters), which is lr m / (sqrt(v) + tau)."""
+    """Return (memory, change of the parameters), which is lr m / (sqrt(v) + tau)."""
     return {"m": m, "v": v}, tree.map(lambda a, b: lr * a / (b.sqrt() + tau), m, v)

@@ -163,7 +163,7 @@ class Flow(Algorithm):
 
     @property
     def apart(self):
-        """Whether w is trained on all rows, and the router in a phase of its own."""
+        """Return whether w is trained on all rows, and the router in a phase of its own."""
         return self.how("global_rows") == "whole"
 
     @property
@@ -172,7 +172,7 @@ class Flow(Algorithm):
 
     @property
     def routed(self):
-        """Whether there is a router to train."""
+        """Return whether there is a router to train."""
         return self.q0 is None and self.variant != "pc"
 
     def stages(self):
@@ -240,7 +240,7 @@ class Flow(Algorithm):
         paths, states = routing.routes(task, self.routing), self.states(task)
 
         def mixed(params: Any, batch: Any) -> tuple[Tensor, Tensor]:
-            """(risk of the mixed model, scores)."""
+            """Return (risk of the mixed model, scores)."""
             x, key, row = batch["x"], batch["key"], batch.get("row")
             with batch_context(batch.get("mask"), key, row):
                 if states is not None:

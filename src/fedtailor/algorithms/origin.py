@@ -208,7 +208,8 @@ def refuse_inside(settings: Any, folder: Path) -> None:
 
 
 def _of_code(function: Callable[..., Any]) -> tuple[str, bool]:
-    """(a hash of what a function without a file does, whether it is all of it): its byte code and the values that it holds."""
+    """Return (a hash of what a function without a file does, whether it is all of it): its byte code and the values that it
+    holds."""
     code = getattr(function, "__code__", None)
     if code is None and not isinstance(function, type):
         return _of_object(function)

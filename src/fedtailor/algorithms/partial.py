@@ -50,8 +50,8 @@ class Partial(Algorithm, ABC):
 
 
 def theory(method: Any, problem: Any) -> tuple[Any, int, dict[str, float]]:
-    """(constants of the problem, number of local steps, noise of the gradients) for PARTIAL's step sizes; refused where these
-    are not proved."""
+    """Return (constants of the problem, number of local steps, noise of the gradients) for PARTIAL's step sizes; refused where
+    these are not proved."""
     name, sizes = type(method).__name__, problem.federation.train.sizes
     if problem.weights == "size" and len(set(sizes.tolist())) > 1:
         raise InvalidArgument(f"{name}: lr='theory' is proved for plain means over clients; use weights='uniform'")
@@ -77,14 +77,14 @@ def whole(task: Task, u: Any, v: Any) -> dict[str, Any]:
 
 
 def jointly(method: Partial, task: Task, shared: Any, personal: Any, data: Any, rnd: Round) -> tuple[Any, Any]:
-    """(upload, personal) after simultaneous steps on (u, v)."""
+    """Return (upload, personal) after simultaneous steps on (u, v)."""
     mine = method.mine(task)
     model = descend(task.risk, whole(task, shared["model"], personal["model"]), data, method.optimizer(rnd))
     return {"delta": tree.sub(tree.drop(model, mine), shared["model"])}, {"model": tree.pick(model, mine)}
 
 
 def alternately(method: Any, task: Task, shared: Any, personal: Any, data: Any, rnd: Round) -> tuple[Any, Any]:
-    """(upload, personal) after steps on v with u as received (phase ``personal``), then steps on u with the new v."""
+    """Return (upload, personal) after steps on v with u as received (phase ``personal``), then steps on u with the new v."""
     mine = method.mine(task)
     u, v = shared["model"], personal["model"]
     fixed_u, fixed_v = dict.fromkeys(u, 0.0), dict.fromkeys(mine, 0.0)

@@ -122,7 +122,8 @@ class PerAda(Algorithm):
         return Teachers(task, task.public[rows], model, self.teach, self.temperature)
 
     def lessons(self, task, rnd):
-        """(the public rows of this round; which of them each step uses, [steps, batch]; which of them judge the result)."""
+        """Return (the public rows of this round; which of them each step uses, [steps, batch]; which of them judge the
+        result)."""
         count = len(task.public)
         held_out = min(round(self.gate * count), count - 1)
         key = rng.mix(rnd.seed, rng.purpose("gate"), [0])

@@ -81,7 +81,7 @@ def check_blocks(task: Task) -> None:
 
 
 def soft(paths: Sequence[Route], g: Model, v: Model, q: Tensor, x: Tensor, training: bool = False) -> tuple[Tensor, Any]:
-    """(output, buffers of g after the pass) of x <- q_0 g(x) + q_1 v(x), route by route (FLOW Eq. (3)).
+    """Return (output, buffers of g after the pass) of x <- q_0 g(x) + q_1 v(x), route by route (FLOW Eq. (3)).
 
     ``q`` is [rows, routes, 2], or [1, routes, 2] where all rows have the same.
     """

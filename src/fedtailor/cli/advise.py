@@ -51,7 +51,7 @@ def advise(settings: AdviseSettings, out: Path | None, as_json: bool, save: Path
 
 
 def _page_facts(settings: AdviseSettings, federation: Any, advice: Any) -> dict[str, Any]:
-    """What the page shows beside the advice: its curves, and where it comes from."""
+    """Return what the page shows beside the advice: its curves, and where it comes from."""
     from fedtailor.advisor.curves import facts
     from fedtailor.version import __version__
 

@@ -128,7 +128,7 @@ def show(rows: Any, cells: Sequence[dict[str, Any]], as_json: bool) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a cell is a number, or empty in a column of numbers."""
+    """Return whether a cell is a number, or empty in a column of numbers."""
     return value is None or str(value)[:1] in "-0123456789"
 
 

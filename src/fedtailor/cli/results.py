@@ -53,7 +53,7 @@ def report(
 
 
 def _explained(where: Path) -> Any:
-    """What the report of a run says of its models, where its table is still there."""
+    """Return what the report of a run says of its models, where its table is still there."""
     from fedtailor.cli.own_data import own_federation
     from fedtailor.engine.explain import for_report
     from fedtailor.errors import DamagedRun, FedtailorError

@@ -65,7 +65,7 @@ def run(settings: RunSettings, out: Path | None, as_json: bool, save: Path | Non
 
 
 def _explained(folder: Path, federation: Any) -> Any:
-    """What the report says of a finished run's models; nothing where they cannot be read without Python."""
+    """Return what the report says of a finished run's models; nothing where they cannot be read without Python."""
     from fedtailor.engine.explain import for_report
     from fedtailor.errors import BadRun
     from fedtailor.runs import models
@@ -147,7 +147,7 @@ def _form(as_json: bool, forms: Mapping[str, bool | None]) -> Any:
 
 
 def _comparison_facts(comparison: Any, evidence: Any) -> dict[str, Any]:
-    """What ``compare --json`` prints."""
+    """Return what ``compare --json`` prints."""
     yardsticks = [{"yardstick": label, **records[0].summary} for label, records in comparison.yardsticks.items()]
     if len(evidence.splits) > 1:
         key = f"{evidence.name}_personal"

@@ -117,7 +117,7 @@ class Federation:
 
     @property
     def per_position(self) -> bool:
-        """Whether there is a label for every position of a row."""
+        """Return whether there is a label for every position of a row."""
         return self.kind.per_position(self.train.y)
 
     @cached_property

@@ -317,7 +317,7 @@ class ClusterEngine(LoopEngine):
 
     @property
     def _is_away(self) -> bool:
-        """Whether clients' rows are with the shards alone."""
+        """Return whether clients' rows are with the shards alone."""
         return self.crew is not None and self.plan.federation.shards is not None
 
     def _trees(self, shared: Any, ids: Ids, store: RemoteStore) -> dict[int, Any]:

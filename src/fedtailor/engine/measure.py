@@ -178,7 +178,7 @@ def _numbers(parts: Sequence[Tensor]) -> NDArray[np.float64]:
 
 
 def _sampled(plan: Plan, count: int, seed: int, purpose: str, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(rows, clients): all, or a seeded sample where there are too many clients or more than ``most`` pairs."""
+    """Return (rows, clients): all, or a seeded sample where there are too many clients or more than ``most`` pairs."""
     rows, ids = np.arange(count), np.arange(len(plan.federation))
     draw = rng.generator(seed, purpose)
     if len(ids) > UNION_CLIENTS:

@@ -176,7 +176,8 @@ def bound_to(plan: Plan, *purpose: str) -> Plan:
 
 
 def parts(plan: Plan) -> list[tuple[int, frozenset[str]]]:
-    """(client, phases) for all rows of a client that the same phases use: one entry per client, or one for each part of its rows.
+    """Return (client, phases) for all rows of a client that the same phases use: one entry per client, or one for each part of
+    its rows.
 
     Which row is in which part depends on the number of rows alone. A phase that draws its part anew in every round may use any.
     """
@@ -209,7 +210,8 @@ def spends(plan: Plan, visits: NDArray[np.int64]) -> list[list[Spend]]:
 
 
 def _batches(rows: int, batch_size: int | None, work: Work, steps: int, sampling: str) -> tuple[float, int, int]:
-    """(probability that a row is in a batch, batches, steps on each); without Poisson sampling, how often a row is used."""
+    """Return (probability that a row is in a batch, batches, steps on each); without Poisson sampling, how often a row is
+    used."""
     if batch_size is None or rows <= batch_size:
         return 1.0, steps, 1
     if sampling == "poisson":

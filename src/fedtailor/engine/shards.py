@@ -194,7 +194,7 @@ class Shard:
 
     @cached_property
     def engine(self) -> Engine:
-        """What lets the clients work; their rows are read with it, where they are still in files."""
+        """Return what lets the clients work; their rows are read with it, where they are still in files."""
         plan = self.plan if self.plan.federation.shards is None else self.plan.over(self.plan.federation.with_rows())
         for feed in (plan.feed, *plan.later):
             feed.paces = self._paces_of

@@ -37,7 +37,7 @@ class State:
 
     @property
     def stopped(self) -> str | None:
-        """Why the run ended before its last round; None where it did not."""
+        """Return why the run ended before its last round; None where it did not."""
         return self.records[-1].get("stopped") if self.records else None
 
     @property

@@ -103,7 +103,7 @@ class Lambda(Schedule):
 
     @property
     def per_step(self) -> bool:
-        """Whether the function takes the local step as well."""
+        """Return whether the function takes the local step as well."""
         parameters = inspect.signature(self.function).parameters.values()
         return sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) > 1
 

@@ -112,7 +112,7 @@ def homogeneity(rows: Rows) -> float:
 
 
 def moves(rows: Rows) -> float:
-    """By how many places the best degree of sharing, on own rows, moves towards local training as clients differ more."""
+    """Return by how many places the best degree of sharing, on own rows, moves towards local training as clients differ more."""
     few, most = (int(np.argmax(ends(rows, "own", classes))) for classes in (levels(rows)[0], levels(rows)[-1]))
     return float(most - few)
 

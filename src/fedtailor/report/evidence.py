@@ -207,7 +207,7 @@ class Evidence:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """Whether learning together helps: the subject against local training."""
+        """Return whether learning together helps: the subject against local training."""
         gains, tuned = self.against_local, None if len(self.results) == 1 else self.tuned
         if self.yardstick(self.subject) == "alone":
             return unknown(self.subject, self.score, ONLY_LOCAL)
@@ -218,7 +218,7 @@ class Evidence:
 
     @property
     def tuned(self) -> bool:
-        """Whether the settings of all methods were chosen on validation."""
+        """Return whether the settings of all methods were chosen on validation."""
         return all(record.tuning is not None for record in self.records)
 
     @property

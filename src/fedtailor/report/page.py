@@ -253,7 +253,7 @@ def _named(evidence: Evidence) -> list[str]:
 
 
 def _path(evidence: Evidence, label: str) -> list[tuple[float, float, float]]:
-    """(round, megabytes so far, measure) at the rounds that every seed evaluated, mean over seeds."""
+    """Return (round, megabytes so far, measure) at the rounds that every seed evaluated, mean over seeds."""
     by_round: dict[int, list[tuple[float, float]]] = {}
     records = evidence.results[label]
     for record in records:

@@ -83,7 +83,7 @@ def _choice(evidence: Evidence) -> str:
 
 
 def _near(evidence: Evidence) -> str:
-    """Why the best is not the one with the best mean on validation, where it is not."""
+    """Return why the best is not the one with the best mean on validation, where it is not."""
     if evidence.highest in (None, evidence.best):
         return ""
     return f" (its score is within a standard error of that of {evidence.highest}, and its loss is lower)"

@@ -42,7 +42,7 @@ class Contents:
 
     @property
     def finished(self) -> bool:
-        """Whether the run or comparison came to its end."""
+        """Return whether the run or comparison came to its end."""
         return self.digests is not None or (self.config["format"] == 1 and (self.folder / SUMMARY).exists())
 
     def require_finished(self, kind: str = "run") -> None:

@@ -78,7 +78,7 @@ class Saved:
 
     @property
     def has_shared(self) -> bool:
-        """Whether there is a model for clients that were not there."""
+        """Return whether there is a model for clients that were not there."""
         differ = self.packing is not None and self.packing.mixed
         return not differ and (bool(tree.leaves(self.shared)) or RECEIVED in self.newcomer)
 

@@ -42,7 +42,7 @@ class Record:
 
 
 def per_client(names: Sequence[str], clients: Mapping[str, NDArray[np.float64]]) -> list[tuple[str, dict[str, float | None]]]:
-    """(name, measures), None where a measure does not apply."""
+    """Return (name, measures), None where a measure does not apply."""
     columns = [[None if v != v else v for v in np.asarray(values, np.float64).tolist()] for values in clients.values()]
     return [(name, dict(zip(clients, row, strict=True))) for name, row in zip(names, zip(*columns, strict=True), strict=True)]
 

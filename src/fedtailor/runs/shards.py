@@ -45,7 +45,7 @@ class _Stack:
 
     @property
     def each(self) -> int:
-        """How many records a file holds."""
+        """Return how many records a file holds."""
         return max(1, SHARD // max(1, self.size))
 
 
@@ -122,7 +122,7 @@ class Shards(Mapping[str, Any]):
 
     @cached_property
     def numbers(self) -> int:
-        """How many numbers all trees hold."""
+        """Return how many numbers all trees hold."""
         stacks = self.facts["stacks"]
         return sum(s["clients"] * sum(int(np.prod(shape)) for shape, _ in tree.leaves(s["form"])) for s in stacks)
 

@@ -22,7 +22,7 @@ class Reduce(ABC):
 
     @property
     def streams(self) -> bool:
-        """Whether what is folded has one size, however many uploads are in it: it can be handed on from place to place."""
+        """Return whether what is folded has one size, however many uploads are in it: it can be handed on from place to place."""
         return False
 
     @abstractmethod

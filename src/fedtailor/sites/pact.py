@@ -59,12 +59,12 @@ class Pact:
 
     @property
     def error(self) -> float:
-        """By how much a number in the mean of uploads may differ from the exact one, where they weigh the same."""
+        """Return by how much a number in the mean of uploads may differ from the exact one, where they weigh the same."""
         return masks.error_of(self.scale)
 
     @property
     def repeats(self) -> int:
-        """How many sums a site helps to open for one exchange; with noise one, since each costs privacy."""
+        """Return how many sums a site helps to open for one exchange; with noise one, since each costs privacy."""
         return REPEATS if self.clip is None else 1
 
     def needed(self, members: int) -> int:

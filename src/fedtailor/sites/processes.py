@@ -344,7 +344,7 @@ class Member:
 
     @property
     def waits(self) -> bool:
-        """Whether the server did not let it in when it last tried."""
+        """Return whether the server did not let it in when it last tried."""
         return self.refused_since is not None
 
     def look(self) -> None:

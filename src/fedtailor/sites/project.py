@@ -89,7 +89,7 @@ class Network:
 
     @property
     def pseudonyms(self) -> bool:
-        """Whether the server writes sites' scores down under pseudonyms."""
+        """Return whether the server writes sites' scores down under pseudonyms."""
         return self._table("network").get("pseudonyms", False) is True
 
     @property
@@ -115,7 +115,7 @@ class Network:
 
     @cached_property
     def agreed(self) -> Agreed:
-        """What server and sites make the same run of."""
+        """Return what server and sites make the same run of."""
         asked = self._table("run")
         method, set_, model = asked.pop("method", "fedclup"), asked.pop("set", {}), asked.pop("model", MODEL)
         if ":" in str(method):
@@ -186,7 +186,7 @@ class Draft:
 
     @cached_property
     def pact(self) -> Pact | None:
-        """How sums are kept secure; None: they are not."""
+        """Return how sums are kept secure; None: they are not."""
         if self.secure is None:
             return None
         return pact_of(self.secure, self.options, len(self.sites), self.algorithm.exchanges)

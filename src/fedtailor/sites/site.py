@@ -49,7 +49,7 @@ class Site:
 
     @property
     def questions(self) -> Questions:
-        """What it was asked to release so far, under privacy."""
+        """Return what it was asked to release so far, under privacy."""
         visits = self.ready.options.rounds if self.visits is None else self.visits
         return Questions(self.memory.folder, visits * self.ready.algorithm.exchanges)
 

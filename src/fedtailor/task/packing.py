@@ -59,12 +59,12 @@ class Packing:
 
     @property
     def mixed(self) -> bool:
-        """Whether rows say which network their client has."""
+        """Return whether rows say which network their client has."""
         return self.parts[-1].name == ARCHITECTURE
 
     @property
     def _seems_bare(self) -> bool:
-        """Whether the parts are those of one array; a dict with the one part x has the same."""
+        """Return whether the parts are those of one array; a dict with the one part x has the same."""
         return self.mixed and [part.name for part in self.parts[:-1]] == ["x"]
 
     @property

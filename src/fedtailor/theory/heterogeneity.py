@@ -271,7 +271,7 @@ class _Spread(NamedTuple):
         return self.square - self.noise
 
     def law(self, truth: float) -> tuple[float, float]:
-        """(mean, degrees of freedom) of the square if the true square is ``truth``."""
+        """Return (mean, degrees of freedom) of the square if the true square is ``truth``."""
         mean = self.noise + truth
         # the guess holds at the truth it comes with; from there on as if differences had no preferred direction
         along = max(self.along + self.slope * (truth - self.excess), 0.1 * self.slope * truth)

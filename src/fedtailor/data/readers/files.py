@@ -165,7 +165,7 @@ def _stacked(pictures: Iterator[Bytes]) -> Bytes:
 
 
 def is_leaf(folder: Path) -> bool:
-    """Whether a directory holds LEAF json: in itself, in all_data/, or in train/ and test/ (also below data/)."""
+    """Return whether a directory holds LEAF json: in itself, in all_data/, or in train/ and test/ (also below data/)."""
     return any(_leaf_files(place) for place in _leaf_places(folder))
 
 

@@ -26,7 +26,7 @@ DTYPES = {str(kind).removeprefix("torch."): kind for kind in (torch.float32, tor
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a directory holds shards."""
+    """Return whether a directory holds shards."""
     try:
         with (path / INDEX).open("rb") as file:
             return FORMAT.encode() in file.read(100)

@@ -123,7 +123,7 @@ def folder(path: str, **options: Any) -> Federation:
 
 
 def is_folder(root: Path) -> bool:
-    """Whether a directory holds texts and nothing else that could be data."""
+    """Return whether a directory holds texts and nothing else that could be data."""
     visible = [entry for entry in root.iterdir() if not entry.name.startswith(".")]
     return bool(visible) and all(entry.is_file() and entry.suffix.lower() == ".txt" for entry in visible)
 

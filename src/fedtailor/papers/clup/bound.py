@@ -59,7 +59,7 @@ def advised(rows: Rows) -> float:
 
 
 def falls(rows: Rows) -> float:
-    """By how many powers of ten the best lam falls from the least R to the largest."""
+    """Return by how many powers of ten the best lam falls from the least R to the largest."""
     parts = by_R(rows)
     return math.log10(best_lam(parts[0]) / best_lam(parts[-1]))
 

@@ -73,7 +73,7 @@ def over_lam(rows: Rows) -> float:
 
 
 def more_at_large_lam(rows: Rows) -> float:
-    """By how much more rounds grow with kappa at the largest lam than at the smallest, as a ratio."""
+    """Return by how much more rounds grow with kappa at the largest lam than at the smallest, as a ratio."""
     small, *_, large = grid(rows, "rounds")
     return (large[-1] / large[0]) / (small[-1] / small[0])
 

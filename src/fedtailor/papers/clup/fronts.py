@@ -60,7 +60,7 @@ def quickest(rows: Rows, target: float) -> int:
 
 
 def hard_and_easy(rows: Rows) -> float:
-    """By how many places the lam with the fewest rounds grows from an easy target to the hardest that is reached."""
+    """Return by how many places the lam with the fewest rounds grows from an easy target to the hardest that is reached."""
     errors = list(curves(rows).values())
     easy, hard = 1.05 * max(e[-1] for e in errors), 1.05 * min(e[-1] for e in errors)
     return float(quickest(rows, hard) - quickest(rows, easy))

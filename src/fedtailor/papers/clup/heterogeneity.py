@@ -44,7 +44,7 @@ def best(rows: Rows, R: float) -> int:
 
 
 def shift_of_best(rows: Rows) -> float:
-    """By how many places the best degree of sharing moves towards local training as R grows."""
+    """Return by how many places the best degree of sharing moves towards local training as R grows."""
     heterogeneities = column(rows, "R", method=LOCAL)
     return float(best(rows, heterogeneities.min()) - best(rows, heterogeneities.max()))
 
