@@ -14,6 +14,7 @@ from fedtailor.algorithms.base import Round
 from fedtailor.errors import InvalidArgument, InvalidData, TooFewSites
 from fedtailor.runs import checkpoint, models
 from fedtailor.sites.memory import BORN
+from fedtailor.sites.replies import sentences
 from fedtailor.sites.wire import Parcel, round_facts, round_of
 from tests.sites.halfway import Halfway
 from tests.sites.network import agree, conduct, federation, loop
@@ -311,6 +312,14 @@ def test_a_message_keeps_types_and_empty_branches():
 def test_a_message_that_does_not_fit_together_is_refused(keys, tensors, arrays):
     with pytest.raises(InvalidData, match="cannot be read"):
         Parcel.joined(json.dumps({"facts": {}, "keys": keys, "tensors": tensors}), arrays)
+
+
+def test_words_count_rounds_from_one():
+    def event(number, what):
+        return {"round": number, "client": "Cork", "what": what}
+
+    assert sentences([event(0, "is away")], 2) == ["Cork: once something went wrong, last in round 1: is away"]
+    assert "2 times something went wrong, last after the last round: x" in sentences([event(0, "is away"), event(2, "x")], 2)[0]
 
 
 def test_a_round_travels_to_the_bit_and_one_that_cannot_be_read_is_refused():

@@ -105,6 +105,7 @@ def start(
     """Train across the sites that are connected, and write the server's report."""
     from fedtailor.sites.names import nodes_of
     from fedtailor.sites.project import Network
+    from fedtailor.sites.replies import when
 
     network = Network(folder)
     nodes_of(folder)  # refused here if there is no server yet
@@ -115,7 +116,7 @@ def start(
         typer.echo(json.dumps({**summary, "out": str(out), "report": str(page)}, indent=2))
         return
     for event in summary["events"]:
-        say(f"round {event['round']}: {event['client']} {event['what']}")
+        say(f"{when(event, network.agreed.options.rounds)}: {event['client']} {event['what']}")
     print_text(f"The run is in {out}, the report in {page}.")
 
 

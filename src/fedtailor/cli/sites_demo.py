@@ -21,6 +21,7 @@ from fedtailor.runs.folder import read
 from fedtailor.sites.house import House
 from fedtailor.sites.processes import Member, need_flower, start_server
 from fedtailor.sites.project import Draft, Network, Place, create
+from fedtailor.sites.replies import when
 
 SITES = 3
 DEADLINE = 90.0  # seconds: a machine under load starts a process slowly
@@ -109,7 +110,7 @@ def _show(network: Network, tables: dict[str, Path], victim: str | None) -> Path
         out = next_run(network, resume=False)
         summary = train(network, out, False, show, look)
         for event in summary["events"]:
-            tell("server", f"noted in round {event['round'] + 1}: {event['client']} {event['what']}")
+            tell("server", f"noted {when(event, network.agreed.options.rounds)}: {event['client']} {event['what']}")
         tell("server", f"personal accuracy {summary['acc_personal']:.3f}, shared {summary['acc_global'] or float('nan'):.3f}")
         for name in network.clients:
             for run in (network.folder / "sites" / name / "runs").glob("*/"):

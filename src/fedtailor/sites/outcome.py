@@ -50,7 +50,7 @@ def summary_of(agreed: Agreed, ready: Prepared, records: Sequence[dict[str, Any]
             *ready.notes,
             *ready.facts["notes"],
             *notes_on(ready.algorithm),
-            *sentences(ledger.events),
+            *sentences(ledger.events, ready.options.rounds),
         ],
     }
 

@@ -28,14 +28,19 @@ def bytes_of(reply: Parcel | str) -> int:
     return 0 if isinstance(reply, str) else reply.size
 
 
-def sentences(events: Sequence[Mapping[str, Any]]) -> list[str]:
+def when(event: Mapping[str, Any], rounds: int) -> str:
+    """Return in which round something went wrong, in words, which count from one."""
+    return f"in round {event['round'] + 1}" if event["round"] < rounds else "after the last round"
+
+
+def sentences(events: Sequence[Mapping[str, Any]], rounds: int) -> list[str]:
     """Return what went wrong, a sentence for each site."""
     by_client: dict[str, list[Mapping[str, Any]]] = {}
     for event in events:
         by_client.setdefault(event["client"], []).append(event)
     return [
         f"{name}: {'once' if len(own) == 1 else f'{len(own)} times'} something went wrong, "
-        f"last in round {own[-1]['round']}: {own[-1]['what']}"
+        f"last {when(own[-1], rounds)}: {own[-1]['what']}"
         for name, own in by_client.items()
     ]
 
