@@ -398,7 +398,6 @@ DEPLOYED: dict[str, tuple[str, Callable[[], Measured]]] = {
     "ours": ("fedtailor", lambda: deployed(ours)),
     "peer": ("Flower's own FedAvg", lambda: deployed(peers, plain=True)),
     "secure": ("fedtailor, secure sums, 64 bits", lambda: deployed(ours, {"bits": 64})),
-    "secure-32": ("fedtailor, secure sums, 32 bits", lambda: deployed(ours, {"bits": 32})),
     "twenty": ("fedtailor, twenty sites", lambda: deployed(ours, names=[f"s{i:02d}" for i in range(20)])),
 }
 ALONE = {f"{clients} {bits}": (clients, bits) for clients in (3, 20) for bits in (64, 32)}
