@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import statistics
 import sys
@@ -331,7 +332,7 @@ that of all processes of one site.
 |---|---|---|---|---|---|---|---|---|
 {deployed}
 
-Wanted: at most {wanted:.0%} over the model on the wire. Held by the plain run: {held}.
+{missing}Wanted: at most {wanted:.0%} over the model on the wire. Held by the plain run: {held}.
 
 A message as Flower packs it, before TLS and HTTP: {down:,.0f} bytes down ({over_down} over the model), {up:,.0f} up
 ({over_up}); a record of Flower's with the model alone: {flower:,.0f} ({over_flower}). The rest upward is what a site says for
@@ -374,6 +375,8 @@ def page(kept: Mapping[str, Any]) -> str:
         sizes = (f"{row['down']:,.0f}", f"{row['up']:,.0f}", over(row["up"]))
         return _row(*map(str, ALONE[name]), *sizes, f"{row['seconds']:.2f}", f"{row['error']:.1e}")
 
+    there = [part for part in DEPLOYED if part in kept]
+    absent = [name for part, (name, _) in DEPLOYED.items() if part not in kept]
     wire = max(kept["ours"][way] for way in ("down", "up"))
     return TEXT.format(
         sites=len(SITES),
@@ -381,10 +384,11 @@ def page(kept: Mapping[str, Any]) -> str:
         numbers=NUMBERS,
         bytes=BYTES,
         rows=int(ROWS * 0.6),
-        load=", ".join(f"{kept[part]['load']:.1f}" for part in DEPLOYED),
+        load=", ".join(f"{kept[part]['load']:.1f}" for part in there),
         long=LONG,
         short=SHORT,
-        deployed="\n".join(_row(name, *cells(kept[part])) for part, (name, _) in DEPLOYED.items()),
+        deployed="\n".join(_row(DEPLOYED[part][0], *cells(kept[part])) for part in there),
+        missing=f"Not measured: {'; '.join(absent)}.\n\n" if absent else "",
         **packed,
         **{f"over_{way}": over(size) for way, size in packed.items()},
         wanted=WANTED,
@@ -407,6 +411,7 @@ def main(asked: list[str]) -> None:
     unknown = set(asked) - {*DEPLOYED, "alone"}
     if unknown:
         raise SystemExit(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join(DEPLOYED)} and alone")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # and end what was started
     kept: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     for part in asked or ["alone", *DEPLOYED]:
         load = os.getloadavg()[0]
@@ -417,10 +422,9 @@ def main(asked: list[str]) -> None:
             kept[part] = {**DEPLOYED[part][1](), "load": load}
         print(part, kept[part], flush=True)
         KEPT.write_text(json.dumps(kept, indent=1) + "\n")
-    missing = [part for part in (*DEPLOYED, "alone") if part not in kept]
-    if missing:
-        print(f"no page yet: {', '.join(missing)} to be measured")
-        return
+    needed = [part for part in ("ours", "alone") if part not in kept]
+    if needed:
+        raise SystemExit(f"no page yet: {' and '.join(needed)} to be measured")
     PAGE.write_text(page(kept))
 
 
