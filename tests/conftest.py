@@ -8,9 +8,17 @@ import torch
 from typer import testing
 from typer.main import get_command
 
+from tests import fuzz
+
 torch.set_num_threads(1)
 testing._get_command = cache(get_command)  # else all commands are built from their functions anew for every line that is tried
 os.fsync = lambda descriptor: None  # no test pulls the plug: waiting for the disk is half of what writing a run takes
+
+
+def pytest_configure(config):
+    """The random inputs of a run without slow tests are few."""
+    if config.option.markexpr == "not slow":
+        fuzz.share = 0.2
 
 
 def pytest_collection_finish():

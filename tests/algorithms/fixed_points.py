@@ -182,6 +182,6 @@ TABLE = (
         for method, rounds in ((ft.Scaffold(lr=0.05, steps=6), 200), (ft.FedDyn(lr=0.05, steps=6, alpha=0.5), 600))
         for cohort in (1.0, 0.5)
     ),
-    FixedPoint(ft.L2GD(lam=0.5, lr=Falling(), p=0.3), "Problem (2)", mild, 1500, tolerance=0.03),
+    FixedPoint(ft.L2GD(lam=0.5, lr=Falling(), p=0.3), "Problem (2)", mild, 1500, tolerance=0.03, slow=True),
     FixedPoint(ft.AL2SGD(lam=100.0, mu=1.0, smoothness=1000.0), "Problem (2)", ill_conditioned, 6000, tolerance=1e-5, slow=True),
 )

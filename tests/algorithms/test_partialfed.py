@@ -63,6 +63,7 @@ def test_the_noise_is_finite_at_both_ends_of_the_uniform_numbers(monkeypatch):
             assert bool(torch.isfinite(gumbel(torch.tensor(0), torch.zeros(2, 2, dtype=dtype))).all())
 
 
+@pytest.mark.slow
 def test_a_layer_is_drawn_as_often_as_the_softmax_of_its_logits_says():
     a = torch.tensor([[0.0, 0.0], [1.0, -0.5]], dtype=torch.float64)
     draws = torch.stack([one_hot(a + gumbel(torch.tensor(key * 7919), a)) for key in range(4000)])

@@ -11,18 +11,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtailor import Federation
 from fedtailor.data.columns import read_column
 from fedtailor.data.schema import Schema
 from fedtailor.errors import FedtailorError
-
-
-def fuzz(examples: int):
-    checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much]
-    return settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=checks, database=None)
+from tests.fuzz import fuzz
 
 
 def sound(make) -> Federation | None:

@@ -13,7 +13,7 @@ is about the method in ``fedtailor/algorithms/METHOD.py``. It holds ``CASES``, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
@@ -246,11 +246,16 @@ class Trial:
             **told,
         )
 
-    def check(self) -> list[dict[str, Any]]:
-        """Compare both engines' rounds with the transcription's, which are computed once; returns them."""
+    @property
+    def last(self) -> bool:
+        """Whether this is the last of its case's settings, which ``make test`` plays on every engine."""
+        return self.setting is self.case.settings[-1]
+
+    def check(self, engines: Iterable[str] = tuple(ENGINES)) -> list[dict[str, Any]]:
+        """Return the transcription's rounds, which those of every engine agree with."""
         history = self.follow()
         agrees = getattr(self.oracle, "agree", agree)
-        for name in ENGINES:
+        for name in engines:
             for seen, entry in zip(play_rounds(self, name), history, strict=True):
                 agrees(self, seen, entry)
         getattr(self.oracle, "afterwards", learned)(self, history)

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import tomli_w
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -25,11 +25,7 @@ from fedtailor.cli import app
 from fedtailor.config import CompareSettings, RunSettings, assignments, read, value
 from fedtailor.engine.checked import names as flags
 from fedtailor.errors import FedtailorError
-
-
-def fuzz(examples: int):
-    checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much]
-    return settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=checks, database=None)
+from tests.fuzz import fuzz
 
 
 def sound(make):

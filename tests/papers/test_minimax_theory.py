@@ -139,6 +139,7 @@ def crossover(name, clients, rows, guess, seeds, **options):
 GRID = ((5, 60), (5, 240), (15, 60), (15, 240))
 
 
+@pytest.mark.slow
 def test_fedavg_and_local_training_cross_where_r2_is_of_the_order_of_m_over_n():
     """Least squares with unit noise: local training's risk is about d/(2 n) and the pooled one's about R^2/2, so c is about d."""
     crossovers = np.array([crossover("clusters", m, n, 5.0, 5, groups=1, distance=0.0, noise=1.0, d=5) * n for m, n in GRID])

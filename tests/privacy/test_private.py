@@ -510,6 +510,7 @@ def test_leaves_no_trace_in_the_module() -> None:
 
 
 # -- does it protect? -------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_membership_shows_without_privacy_and_hardly_with() -> None:
     """A loss threshold tells members from others where random labels are learnt by heart; at epsilon 2 it can hardly.
 

@@ -134,6 +134,7 @@ def grid():
                 yield {"R": R, "kappa": kappa, "noise": noise_level, "clients": clients, "rows": rows, "seed": seed, "d": 4}
 
 
+@pytest.mark.slow
 def test_theorem_1_lies_above_the_error_on_thirty_federations():
     tightest = math.inf
     for options in grid():

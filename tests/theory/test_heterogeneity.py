@@ -122,6 +122,7 @@ def test_a_softmax_fit_maximises_the_likelihood_with_jeffreys_penalty_whatever_i
     assert (fit.parameters**2).sum() == pytest.approx(wanted, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_robust_covariance_sees_noise_that_grows_with_the_features():
     draw = np.random.default_rng(4)
     fits, plain, robust = [], [], []
@@ -138,6 +139,7 @@ def test_a_robust_covariance_sees_noise_that_grows_with_the_features():
 
 # -- Monte Carlo ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("r", [0.0, 0.5])
+@pytest.mark.slow
 def test_r2_of_means_is_unbiased(r):
     draw = np.random.default_rng(5)
     truth = r * draw.normal(size=8)
@@ -145,6 +147,7 @@ def test_r2_of_means_is_unbiased(r):
     assert np.mean(estimates) == pytest.approx(truth.var(), abs=3.5 * np.std(estimates) / math.sqrt(200))
 
 
+@pytest.mark.slow
 def test_r2_of_regressions_with_unequal_rows_and_noise_is_unbiased():
     draw = np.random.default_rng(6)
     truth = 0.4 * draw.normal(size=(6, 3))
@@ -180,7 +183,10 @@ def covered(kind: str, d: int, n: int, m: int, r: float, cases: int) -> tuple[in
     return hits, zeros, errors, float(np.mean(singles))
 
 
-@pytest.mark.parametrize(("d", "n", "m"), [pytest.param(2, 10, 20, marks=pytest.mark.slow), (5, 25, 10), (10, 100, 5)])
+@pytest.mark.parametrize(
+    ("d", "n", "m"),
+    [*(pytest.param(*size, marks=pytest.mark.slow) for size in ((2, 10, 20), (5, 25, 10))), (10, 100, 5)],
+)
 @pytest.mark.parametrize("times", [0.0, 1.0, 4.0])
 def test_the_interval_of_least_squares_covers_the_truth(d, n, m, times):
     noise = d / (n - d - 1)
