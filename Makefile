@@ -29,7 +29,7 @@ demo: $(READY)  ## Compare eight methods on scikit-learn's digits and write repo
 	$(BIN)/python -m fedtailor.cli.demo report.html
 
 test: $(READY)  ## Run the fast tests
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"  # tests start processes: compile once
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"  # tests start processes: compile once
 
 test-gpu: $(READY)  ## Run the device tests on a real device, if torch sees one (CUDA or MPS; else they are skipped)
 	FEDTAILOR_TEST_DEVICE=auto $(BIN)/python -m pytest tests/engine/test_device.py
@@ -44,7 +44,7 @@ lint: $(READY)  ## Format check, lint, types, import directions
 check: lint test  ## What CI runs
 
 check-all: lint $(READY)  ## Every test, slow ones too
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 docs: $(READY)  ## Write docs/summary.md, then run every method and write docs/methods.md
 	$(BIN)/python -m fedtailor.runs.summary docs/summary.md
