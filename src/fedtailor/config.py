@@ -31,7 +31,7 @@ Part = TypeVar("Part", bound=Checked)
 
 
 class DataSettings(Checked):
-    """Where the clients' rows come from."""
+    """The settings that say where the clients' rows come from."""
 
     data: str = Field(
         description="A data set by name (see: fedtailor data list), a table (.csv, .parquet), a folder, your own: mine.py:data."
@@ -144,7 +144,7 @@ class DataSettings(Checked):
 
 
 class Settings(Options, DataSettings):
-    """What a run and a comparison have in common: all options of a run, the model, and privacy."""
+    """The settings that a run and a comparison have in common: all options of a run, the model, and privacy."""
 
     model: str = Field(
         "linear", description="A network by name (see: fedtailor list models), or a function that makes one: mine.py:net."
@@ -193,7 +193,7 @@ class Settings(Options, DataSettings):
 
 
 class AdviseSettings(AdviceOptions, DataSettings):
-    """What advice is asked about: the data, the model, and how a method would be trained."""
+    """The settings of an advice: the data, the model, and how a method would be trained."""
 
     model: str = Field(
         "linear", description="A network by name (see: fedtailor list models), or a function that makes one: mine.py:net."
@@ -206,7 +206,8 @@ class AdviseSettings(AdviceOptions, DataSettings):
 
 
 class SweepSettings(SweepOptions, DataSettings):
-    """What is swept: the data, the model, the degrees of personalisation, and how long a run for one of them would be."""
+    """The settings of a sweep: the data, the model, the degrees of personalisation, and how long a run for one of them would
+    be."""
 
     model: str = Field(
         "linear", description="A network by name (see: fedtailor list models), or a function that makes one: mine.py:net."

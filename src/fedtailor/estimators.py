@@ -44,7 +44,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(eq=False)
 class Trained:
-    """What predictions are made with: trees by client, and the scale of the features and the target."""
+    """The models that predictions are made with: trees by client, and the scale of the features and the target."""
 
     algorithm: Algorithm
     task: Task | None  # left out of pickles; made again from ``model``
@@ -77,7 +77,7 @@ class Trained:
 
 
 class _Federated(BaseEstimator):
-    """What classifier and regressor share."""
+    """The base of classifier and regressor."""
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ BEHIND = 2.0  # standard errors of the paired difference beyond which a method i
 
 @dataclass
 class Budget:
-    """What a race may still cost, in rounds or in bytes; None: as much as it takes."""
+    """A budget: what a race may still cost, in rounds or in bytes; None: as much as it takes."""
 
     left: float | None = None
     in_bytes: bool = False

@@ -11,7 +11,7 @@ LEVELS = (0.25, 0.5, 0.75, 0.9, 1.0)  # shares of the way from the worst score t
 
 @dataclass(frozen=True)
 class Point:
-    """Where a curve is after a round: bytes sent so far by all clients, and the measures on validation rows."""
+    """The point where a curve is after a round: bytes sent so far by all clients, and the measures on validation rows."""
 
     round: int
     bytes: int

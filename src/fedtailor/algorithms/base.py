@@ -37,7 +37,7 @@ RECEIVED = "received:"  # beside a client's personal tree: what the server sends
 
 @dataclass(frozen=True)
 class Round:
-    """What everyone knows about the round under way.
+    """The facts that everyone knows about the round under way.
 
     ``mass`` is (clients/cohort) * (sum of the cohort's weights p_i): one unless weights and turnout are both uneven.
     ``weights`` and ``ranks`` are of the cohort's members, in the order in which uploads are stacked. A rank is a client's place
@@ -309,7 +309,7 @@ class Algorithm(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What was seen of the test rows of some clients.
+    """The answers that were seen on the test rows of some clients.
 
     ``rows`` has the method's diagnostics by name, rows of all clients one after another. ``spread`` condenses numbers
     [rows, places] to means and quantiles, over all rows and by which of a client's two models is right. ``work`` are the

@@ -29,7 +29,7 @@ LOADED = "fedtailor_method_"  # prefix of the names under which files are import
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a class was defined; without a file, ``path`` and ``fingerprint`` are None."""
+    """The place where a class was defined; without a file, ``path`` and ``fingerprint`` are None."""
 
     name: str
     module: str

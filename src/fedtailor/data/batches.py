@@ -25,7 +25,7 @@ WORDS = 2**22  # random words drawn at a time
 
 @dataclass(frozen=True)
 class Work:
-    """How much a client does in one phase of a round: steps, or epochs (passes over its rows).
+    """The amount of work that a client does in one phase of a round: steps, or epochs (passes over its rows).
 
     ``same_batch`` draws one batch and takes every step on it (CLUP Algorithm 2). ``part`` = (from, to) leaves the phase only that
     share of the client's rows, in an order drawn for the client: (0, 0.3) and (0.3, 1) are disjoint and are all of them. A row

@@ -19,7 +19,8 @@ ROWS = ("x", "y", "mask", "val", "weight")
 
 @dataclass(frozen=True)
 class Guard:
-    """Whose data are guarded, and how often a batch of each phase may be used in a visit (None: not known yet, count)."""
+    """The guard over some clients' data: whose they are, and how often a batch of each phase may be used in a visit (None: not
+    known yet, count)."""
 
     who: str
     secret: Secret

@@ -80,7 +80,7 @@ FORMATS: dict[str, Source] = {"leaf": leaf, "npy": source(npy, dealt), "text": t
 
 @dataclass(frozen=True)
 class Origin:
-    """What a name leads to: a reader, the arguments that say where the rows lie, and the name that messages use.
+    """The source that a name leads to: a reader, the arguments that say where the rows lie, and the name that messages use.
 
     ``data`` is the name in the recipe of the federation; a reader of tables or folders writes the recipe itself.
     """

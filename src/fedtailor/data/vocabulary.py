@@ -22,7 +22,7 @@ WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*|[^\w\s]|_")  # words with their apostro
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What each number stands for; ``unknown`` is the number of everything else (None: there is nothing else)."""
+    """The words that numbers stand for; ``unknown`` is the number of everything else (None: there is nothing else)."""
 
     level: str
     tokens: tuple[str, ...]

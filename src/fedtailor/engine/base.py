@@ -150,7 +150,7 @@ def _nothing(ids: Ids | None) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Sent:
-    """What the server sends: ``shared`` to everyone, ``own(ids)`` beside it to these clients only, made when asked for.
+    """A message of the server: ``shared`` to everyone, ``own(ids)`` beside it to these clients only, made when asked for.
 
     The leaves of ``own(ids)`` are [clients, ...]; ``own(None)`` is for a newcomer, without that axis.
     """
@@ -319,7 +319,7 @@ class _Looked(Exception):
 
 
 class _Unread:
-    """In place of a client's data, for ``init_client``: gathering them is wasted on the many methods that never look."""
+    """A stand-in for a client's data, for ``init_client``: gathering them is wasted on the many methods that never look."""
 
     def _refuse(self, *_: Any) -> Any:
         raise _Looked

@@ -12,7 +12,7 @@ Calls = Mapping[int, tuple[Any, ...]]  # arguments by shard
 
 
 class Crew(Protocol):
-    """Where shards are. Calls give (results by shard, the shards that are lost)."""
+    """The processes in which shards are. Calls give (results by shard, the shards that are lost)."""
 
     @property
     def count(self) -> int: ...

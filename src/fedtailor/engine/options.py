@@ -24,7 +24,7 @@ COHORT = f"must be a share (a number with a point, up to 1.0), a number of clien
 
 
 class Training(Checked):
-    """How a method is trained, whoever asks."""
+    """The settings by which a method is trained, whoever asks."""
 
     rounds: int = Field(100, ge=1, le=LARGEST, description="Rounds of training.")
     batch_size: int | None = Field(None, ge=1, le=LARGEST, description="Rows per step; None is all of a client's rows.")
@@ -43,7 +43,7 @@ class Training(Checked):
 
 
 class Cohort(Checked):
-    """Who takes part in a round."""
+    """The settings that say who takes part in a round."""
 
     cohort: str | float | int = Field(
         1.0,

@@ -36,7 +36,7 @@ TRIED, FAR = 3, 1000  # rounds in which a client is watched, of the first so man
 
 @dataclass(frozen=True)
 class Uses:
-    """How often a batch of each phase is used: in each exchange of a round, and when a client personalises."""
+    """The number of times that a batch of each phase is used: in each exchange of a round, and when a client personalises."""
 
     exchanges: tuple[Mapping[str, int], ...]
     end: Mapping[str, int]

@@ -137,7 +137,7 @@ def _moved_on(places: list[str]) -> str:
 
 @dataclass(frozen=True)
 class Diary:
-    """Who is told of a round: the run directory, with the facts that go with a checkpoint; and the caller."""
+    """Everyone who is told of a round: the run directory, with the facts that go with a checkpoint; and the caller."""
 
     journal: Journal | None
     facts: dict[str, Any]

@@ -285,7 +285,7 @@ class Shard:
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Where every client is: its shard, and its number there."""
+    """The place of every client: its shard, and its number there."""
 
     shard: Ids
     local: Ids

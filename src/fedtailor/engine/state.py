@@ -26,7 +26,7 @@ class Snapshot:
 
 @dataclass
 class State:
-    """What a run carries from round to round."""
+    """The state that a run carries from round to round."""
 
     shared: Any
     server: Any

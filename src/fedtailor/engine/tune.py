@@ -109,7 +109,8 @@ def effort(algorithm: Algorithm, rounds: int, grid: Mapping[str, Sequence[float]
 
 @dataclass(frozen=True, eq=False)
 class Trials:
-    """Where settings are tried: the data, the model, the options of the run, and what is tried (None: the usual grid)."""
+    """Everything that settings are tried on: the data, the model, the options of the run, and what is tried (None: the usual
+    grid)."""
 
     federation: Federation
     model: Any

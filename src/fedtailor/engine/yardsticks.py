@@ -38,7 +38,8 @@ FAINT = 1e-6  # least probability, so that its logarithm is a number
 
 @dataclass(frozen=True)
 class Setting:
-    """Where yardsticks are made: the rows, the model, the options of the runs, and the method of local training there."""
+    """Everything that yardsticks are made from: the rows, the model, the options of the runs, and the method of local training
+    there."""
 
     federation: Federation
     model: Any

@@ -49,7 +49,8 @@ SHARE = 20  # checkpoints take at most one part in this of the time
 
 @dataclass(frozen=True)
 class Earlier:
-    """What a directory holds of a run: the newest checkpoint, the records up to it, and the summary if it is finished."""
+    """The part of a run that its directory holds: the newest checkpoint, the records up to it, and the summary if it is
+    finished."""
 
     checkpoint: Checkpoint
     records: list[dict[str, Any]]

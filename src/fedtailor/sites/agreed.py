@@ -29,7 +29,7 @@ PRETEND_ROWS = 8  # of the rows that the server tries a method on, to know the s
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """What rows look like: the shape of one, the kind of target, the number of classes (or of outputs)."""
+    """The look of a row: the shape of one, the kind of target, the number of classes (or of outputs)."""
 
     shape: tuple[int, ...]
     kind: Kind

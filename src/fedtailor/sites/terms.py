@@ -17,7 +17,7 @@ ROBUST = ("mean", "median", "trimmed", "krum", "geometric-median")
 
 @dataclass(frozen=True)
 class Terms:
-    """How patient and how strict the server is.
+    """The server's terms: how patient and how strict it is.
 
     ``deadline`` is in seconds, for one exchange. With fewer than ``least`` uploads an exchange is asked for again, ``attempts``
     times in all, after ``pause`` seconds. An upload whose norm is ``factor`` times the median is refused. ``reduce`` is what is

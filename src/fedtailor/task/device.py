@@ -23,7 +23,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Backend:
-    """What a kind of device can do, and how it is asked."""
+    """A kind of device: what it can do, and how it is asked."""
 
     count: Callable[[], int]  # of devices that are there
     free: Callable[[torch.device], int]  # bytes of memory that are not in use

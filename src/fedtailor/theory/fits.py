@@ -33,7 +33,7 @@ NOTHING = 1e-5  # singular values below this share of the largest are rounding o
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """What one client sends: its fit, the fit's covariance, and how well that is known; no data.
+    """The summary that one client sends: its fit, the fit's covariance, and how well that is known; no data.
 
     ``variance`` is the variance of the fit's squared error minus ``noise``, ``square`` the trace of the covariance's square, both
     corrected for the covariance being an estimate itself.

@@ -38,7 +38,7 @@ def fedclup_rate(lam: float, mu: float, smoothness: float) -> float:
 
 # -- PARTIAL's constants for a model that is linear in (u, v) ------------------------------------------------------------------
 class Split(NamedTuple):
-    """What PARTIAL's theorems ask about a problem with a shared part u and a personal part v.
+    """The constants that PARTIAL's theorems ask for, of a problem with a shared part u and a personal part v.
 
     ``b2`` and the variances hold at every point; they are infinite for least squares, whose gradients have no bound (a variance
     is 0 with full batches).

@@ -105,7 +105,7 @@ def from_datasets(
 
 
 class _Wanted(NamedTuple):
-    """Which columns are wanted, and the seed of what a source draws."""
+    """The columns that are wanted, and the seed of what a source draws."""
 
     label: str | None
     columns: tuple[str, ...] | None

@@ -34,7 +34,7 @@ class FetchFailed(FedtailorError, RuntimeError):
 
 @dataclass(frozen=True)
 class Package:
-    """Where a data set is published: the package manager, the package, and its files in there.
+    """The place where a data set is published: the package manager, the package, and its files in there.
 
     A checksum is that of the content: a file that ends in .gz is unpacked to compute it, because it may be compressed anew.
     """

@@ -31,7 +31,7 @@ LENGTH = {"char": 80, "word": 20}  # positions of a row by default
 
 @dataclass(frozen=True)
 class TextOptions:
-    """How texts are cut into rows; see ``from_texts``."""
+    """The options by which texts are cut into rows; see ``from_texts``."""
 
     level: str = "char"
     length: int | None = None

@@ -15,7 +15,7 @@ from fedtailor.task.kinds import CLASSIFICATION, REGRESSION
 
 @dataclass(frozen=True)
 class TableOptions:
-    """How a table is read; what differs from these defaults is part of a federation's recipe."""
+    """The options by which a table is read; what differs from these defaults is part of a federation's recipe."""
 
     features: Sequence[str] | None = None
     drop: Sequence[str] = ()
@@ -73,6 +73,6 @@ class TableOptions:
 
 @dataclass(frozen=True)
 class FolderOptions(TableOptions):
-    """How a folder is read: its tables as any table, its images resized to ``image_size``."""
+    """The options by which a folder is read: its tables as any table, its images resized to ``image_size``."""
 
     image_size: int | tuple[int, int] | None = None
