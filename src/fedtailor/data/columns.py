@@ -36,7 +36,17 @@ class Raw:
 
     @cached_property
     def missing(self) -> NDArray[np.bool_]:
-        return self.values < 0 if self.kind == "category" else np.isnan(self.values)
+        if self.kind == "category":
+            return self.values < 0
+        return np.zeros(len(self.values), bool) if self.is_finite else np.isnan(self.values)
+
+    @cached_property
+    def is_finite(self) -> bool:
+        """Whether a column of numbers surely has neither gaps nor infinities: their sum, which is found faster, is a number."""
+        if self.values.dtype.kind in "iu":
+            return True
+        with np.errstate(over="ignore", invalid="ignore"):
+            return bool(np.isfinite(self.values.sum()))
 
 
 @dataclass(frozen=True)
@@ -92,6 +102,15 @@ def read_column(
     return raw if raw.kind == kind else _convert(subject, raw, kind, style)
 
 
+def is_text(values: pd.Series[Any]) -> bool:
+    """Whether all cells of a column that are not missing are text."""
+    import pandas as pd
+    from pandas.api import types
+
+    dtype = values.dtype
+    return isinstance(dtype, pd.StringDtype) or (dtype == object and types.infer_dtype(values, skipna=True) == "string")
+
+
 def read_words(name: str, values: pd.Series[Any], where: Where, words: int) -> tuple[Raw, Raw]:
     """Read a column of text twice, of which the texts are found once: as what it looks like, and as the words it holds."""
     subject = Subject(name, where, droppable=False)
@@ -101,7 +120,7 @@ def read_words(name: str, values: pd.Series[Any], where: Where, words: int) -> t
 
 def check_finite(name: str, raw: Raw, rows: Ints | None = None, where: Where = row_number, droppable: bool = True) -> None:
     """Refuse infinities, in ``rows`` only if given."""
-    if raw.kind == "category" or not np.isinf(raw.values).any():
+    if raw.kind == "category" or raw.is_finite or not np.isinf(raw.values).any():
         return
     bad = np.flatnonzero(np.isinf(raw.values))
     bad = bad if rows is None else np.intersect1d(bad, rows)
@@ -164,8 +183,9 @@ def _read_objects(subject: Subject, values: pd.Series[Any], kind: str | None) ->
     import pandas as pd
     from pandas.api import types
 
-    # a category is known by its cells' own texts, whatever else some rows look like together
-    inferred = types.infer_dtype(values, skipna=True) if kind != "category" or values.dtype != object else "mixed"
+    inferred = types.infer_dtype(values, skipna=True)
+    if kind == "category" and values.dtype == object and inferred != "string":
+        inferred = "mixed"  # a category is known by its cells' own texts, whatever else some rows look like together
     if inferred == "string":
         codes, distinct = pd.factorize(values)
         return _coded(codes, [text(value) for value in distinct])

@@ -35,9 +35,9 @@ def read_features(table: Table, rows: Ints, options: TableOptions, where: Where)
             return "no name; most often the row number that another program wrote"
         raw = read_column(name, table[name], None, where)
         check_finite(name, raw, rows, where)
-        values = take_rows(raw.values, rows)
         if raw.kind != "category":
-            return "empty" if bool(np.isnan(values).all()) else raw
+            return "empty" if not raw.is_finite and bool(np.isnan(take_rows(raw.values, rows)).all()) else raw
+        values = take_rows(raw.values, rows)
         counts = tally(values, len(raw.texts))
         distinct, present = np.count_nonzero(counts), counts.sum()
         if distinct == present > 1 or (distinct > MOST_CATEGORIES and 2 * distinct > present):
@@ -87,7 +87,7 @@ def _fit(name: str, raw: Raw, train: Ints, scaled: bool) -> Column | str:
         categories = _categories(raw.texts, values)
         return Column(name, raw.kind, categories=categories) if len(categories) > 1 else "the same in every training row"
     values = values.astype(np.float64, copy=False)
-    gap = np.isnan(values)
+    gap = np.zeros(len(values), bool) if raw.is_finite else np.isnan(values)
     any_missing = bool(gap.any())
     present = values[np.flatnonzero(~gap)] if any_missing else values
     if not len(present):

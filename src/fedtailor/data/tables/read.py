@@ -118,7 +118,8 @@ def _parse(path: Path, sep: str, as_text: Collection[str]) -> pd.DataFrame:
         if as_text:
             with open_unpacked(path) as file:
                 head = pd.read_csv(file, **options, nrows=SAMPLE, dtype=dict.fromkeys(as_text, "str"))
-            options["dtype"] = {name: "str" for name in as_text if not head[name].str.fullmatch(DECIMAL, na=False).any()}
+            # as objects: a text dtype would copy every cell once more
+            options["dtype"] = {name: object for name in as_text if not head[name].str.fullmatch(DECIMAL, na=False).any()}
         try:
             with open_unpacked(path) as file:
                 return pd.read_csv(file, **options)

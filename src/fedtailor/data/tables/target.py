@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.data.columns import Raw, check_finite, read_column, read_words
+from fedtailor.data.columns import Raw, check_finite, is_text, read_column, read_words
 from fedtailor.data.formats import STYLES
 from fedtailor.data.tables.alike import settled
 from fedtailor.data.tables.codes import in_order, tally
@@ -45,11 +45,9 @@ class Target:
 def read_target(label: str, values: pd.Series[Any], task: str | None, where: Where, merge: bool = False) -> Target:
     """Read a label as classes or quantities: as ``task`` says, or by what the column looks like. Classes are called as they are
     written; with ``merge``, those that look alike are one."""
-    from pandas import StringDtype
-
     wanted = None if task is None else kind_of(task)
     coded: Raw | None = None
-    if wanted is REGRESSION or not isinstance(values.dtype, StringDtype):
+    if wanted is REGRESSION or not is_text(values):
         raw = read_column(label, values, "numeric" if wanted is REGRESSION else None, where, MOST_CLASSES, droppable=False)
     else:
         raw, coded = read_words(label, values, where, MOST_CLASSES)
