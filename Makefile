@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 # requirements.lock holds the exact files for this kind of machine; any other gets the versions of constraints.txt
 LOCKED = $(shell $(PYTHON) -c "import platform, sys; print(sys.platform, platform.machine(), *sys.version_info[:2])")
 
-.PHONY: help lock demo test test-gpu check check-all lint docs bench bench-methods bench-advice bench-theory bench-perada bench-sites bench-million bench-peers bench-cluster clean
+.PHONY: help lock demo test test-gpu check check-all lint docs bench bench-methods bench-advice bench-theory bench-perada bench-sites bench-million bench-peers bench-cluster bench-tables clean
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -70,6 +70,9 @@ bench-million: $(READY)  ## A million clients, kept, killed, resumed and found a
 
 bench-peers: $(READY)  ## The same FedAvg here, in bare PyTorch and in Flower's simulation; writes docs/results/peers.md
 	$(BIN)/python -m benchmarks.peers $(ARGS)
+
+bench-tables: $(READY)  ## A million rows read beside pandas, a comparison on a wide table; writes docs/results/tables.md
+	$(BIN)/python -m benchmarks.tables
 
 bench-cluster: $(READY)  ## The cluster engine beside Flower's simulation, two nodes beside one; writes docs/results/cluster.md
 	$(BIN)/python -m benchmarks.cluster

@@ -131,6 +131,16 @@ def test_outliers_are_found_in_their_units():
     assert "2 far outliers, as 5000" in outlier.sentence
 
 
+def test_a_slip_of_the_pen_in_a_row_that_tests_is_an_outlier_too():
+    frame = table()
+    frame["part"] = np.select([np.arange(600) % 4 == 3, np.arange(600) % 8 == 2], ["test", "val"], "train")
+    frame.loc[3, "x"], frame.loc[2, "k"] = 5000.0, 999
+    assert [(o.column, o.sentence.split(";")[0]) for o in of("outlier", frame, split="part")] == [
+        ("x", "'x' has 1 far outlier, as 5000"),
+        ("k", "'k' has 1 far outlier, as 999"),
+    ]
+
+
 def test_rows_that_are_in_training_and_test_are_counted():
     frame = table()
     frame["part"] = np.where(np.arange(600) % 4 == 3, "test", "train")

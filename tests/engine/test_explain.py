@@ -82,6 +82,7 @@ def test_the_command_writes_words_numbers_and_a_picture():
     done("run", "ditto", "t.csv", "--client", "who", "--label", "y", "--rounds", "20", "--lr", "0.5", "--out", "r")
     before = answer("verify", "r")
     said = done("explain", "r").stdout
+    assert said.startswith("By how much the loss on test rows grows")
     assert "A (20 test rows) rests on <x> " in said
     page = Path("r/explain.html").read_text()
     assert page.count("<svg") == 2
@@ -102,4 +103,14 @@ def test_the_command_writes_words_numbers_and_a_picture():
 def test_what_rounds_to_nothing_has_no_sign():
     column = {"column": "age", "importance": -0.0001, "low": -0.02, "high": 0.0002}
     lines = in_words({"clients": [{"client": "a", "rows": 9, "columns": [column]}]})
-    assert lines == ["a (9 test rows) rests on age 0.000 (-0.020 to 0.000)."]
+    assert lines == ["a (9 test rows) surely rests on no column, most on age 0.000 (-0.020 to 0.000)."]
+
+
+def test_a_model_is_said_to_rest_on_columns_whose_interval_leaves_out_zero():
+    columns = [
+        {"column": "dose", "importance": 0.3, "low": -0.1, "high": 0.7},
+        {"column": "age", "importance": 0.2, "low": 0.1, "high": 0.3},
+        {"column": "sex", "importance": 0.1, "low": None, "high": None},  # one row, which has no interval
+    ]
+    lines = in_words({"clients": [{"client": "a", "rows": 9, "columns": columns}]})
+    assert lines == ["a (9 test rows) rests on age 0.200 (0.100 to 0.300); sex 0.100."]

@@ -18,7 +18,7 @@ from fedtailor.advisor.look import pull_of
 from fedtailor.advisor.words import headline
 from fedtailor.algorithms.settings import settings as settings_of
 from fedtailor.errors import FedtailorError, InvalidData
-from fedtailor.metrics.verdict import Candidate, Verdict, best_first, gains_of, judge, unknown
+from fedtailor.metrics.verdict import Candidate, Verdict, best_first, gains_of, judge, lead, unknown
 from fedtailor.sites.agreed import Agreed
 from fedtailor.sites.trial import Trial, check, summary_of
 from fedtailor.task.scores import Metric
@@ -28,7 +28,6 @@ from fedtailor.theory.heterogeneity import Heterogeneity
 Look = Callable[[], Mapping[str, Any]]
 Play = Callable[[str, Trial], Mapping[str, Mapping[str, float]]]  # (label, trial) to every site's scores on validation rows
 REGIMES = {"local": "local", "fedavg": "shared", "fedavgft": "between", "fedclup": "between", "hypcluster": "clusters"}
-CLEAR = 2.0  # standard errors
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,9 +133,7 @@ def _advice(
     )
     second = gains_of(best.candidate, ranked[1].candidate, score) if len(ranked) > 1 else None
     if second is not None:
-        clearly = "clearly" if second.errors_ahead > CLEAR else "not clearly"
-        by = f"{second.errors_ahead:.1f} standard errors over the sites"
-        lines.append(f"It is {clearly} ahead of {ranked[1].label} by {score.words} ({by}).")
+        lines.append(lead(ranked[1].label, second, score).sentence)
     if gains and best is not local:
         lines.append(f"{sum(gain > 0 for gain in gains.values())} of {len(gains)} sites gain over training alone.")
     return {

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedtailor.algorithms.base import Algorithm
 from fedtailor.algorithms.settings import written
-from fedtailor.metrics.verdict import Verdict
+from fedtailor.metrics.verdict import Lead, Verdict
 from fedtailor.theory.heterogeneity import Heterogeneity
 
 
@@ -22,8 +22,8 @@ class Advice:
     one model), ``steps_used`` gradient steps spent on finding out, over all clients. ``lams`` has a lam for every client where
     they have very different amounts of data: ``FedCLUP(lam="client")`` on ``federation.with_facts(lam=advice.lams)``.
     ``spread`` is how far apart the clients' true parameters are (MINIMAX's R^2), ``verdict`` whether learning together helps on
-    validation rows, ``headline`` what to do in a sentence. ``inside`` says for every group how far apart its clients are and
-    how much they should share.
+    validation rows, ``headline`` what to do in a sentence, ``lead`` how far the best method of the race is ahead of the next.
+    ``inside`` says for every group how far apart its clients are and how much they should share.
     """
 
     algorithm: Algorithm
@@ -47,6 +47,7 @@ class Advice:
     notes: tuple[str, ...] = field(default=())
     verdict: Verdict | None = None
     headline: str = ""
+    lead: Lead | None = None
 
     @property
     def r2(self) -> float | None:
@@ -81,10 +82,11 @@ class Advice:
             "steps_used": self.steps_used,
             "rounds": self.rounds,
             "bytes_total": self.bytes_total,
-            "gains": dict(self.gains),
+            "gains": {client: gain if np.isfinite(gain) else None for client, gain in self.gains.items()},
             "race": list(self.race),
             "notes": list(self.notes),
             "verdict": None if self.verdict is None else self.verdict.json(),
             "headline": self.headline,
+            "lead": None if self.lead is None else self.lead.json(),
             "text": self.text,
         }

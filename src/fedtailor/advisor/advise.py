@@ -28,7 +28,7 @@ from fedtailor.data.federation import Federation
 from fedtailor.engine.checked import taking
 from fedtailor.engine.options import AdviceOptions
 from fedtailor.errors import InvalidArgument, InvalidData
-from fedtailor.metrics.verdict import Verdict, judge, unknown
+from fedtailor.metrics.verdict import Lead, Verdict, judge, lead, unknown
 from fedtailor.task import Task
 
 FACTORS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)  # multiples of the theory's lam that are tried in the race
@@ -80,7 +80,7 @@ def advise(federation: Federation, model: str | nn.Module | Task = "linear", **s
         raise InvalidArgument(f"every method diverges with lr={step:g}; give a smaller lr, or standardise the features")
     advice = _advice(race, ranked, seen, theory_lam, rounds)
     advice = replace(advice, headline=headline(advice.regime, advice.verdict))
-    return replace(advice, text=words(advice, race, federation))
+    return replace(advice, text=words(advice, federation))
 
 
 def _advice(race: Race, ranked: list[Entrant], seen: Look, theory_lam: float | None, rounds: int) -> Advice:
@@ -109,6 +109,7 @@ def _advice(race: Race, ranked: list[Entrant], seen: Look, theory_lam: float | N
         gains=gains,
         race=table(race),
         verdict=_verdict(race, ranked),
+        lead=_lead(race),
         notes=(*seen.notes, *(f"{e.label} {e.diverged}: it is out of the race." for e in race.entrants.values() if e.diverged)),
     )
 
@@ -142,6 +143,20 @@ def _verdict(race: Race, ranked: list[Entrant]) -> Verdict:
         return unknown(ranked[0].label, score, "Whether learning together helps is not known: nothing stood beside Local.")
     how = RACED.format(together[0].rounds)
     return judge(together[0].label, gains, score, scale=abs(ranked[0].score), rows="validation", tuned=False, how=how)
+
+
+def _lead(race: Race) -> Lead | None:
+    """How far the best method is ahead of the next in the table, and how many rows would tell them apart."""
+    rows = table(race)
+    if len(rows) < 2:
+        return None
+    best, second = (str(row["method"]) for row in rows[:2])
+    gains = race.gains(best, second)
+    if gains is None:
+        return None
+    times = max(2, int(np.ceil((2 / max(gains.errors_ahead, 0.2)) ** 2)))
+    more = f"about {times} times the validation rows, or a full comparison (fedtailor compare --tune)"
+    return lead(second, gains, race.task.score, f"to know better would take {more}")
 
 
 def _run(race: Race, first: int, rounds: int) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from fedtailor.advisor.advice import Advice
-from fedtailor.advisor.pilot import Race
 from fedtailor.algorithms.settings import written
 from fedtailor.data.federation import Federation
 from fedtailor.metrics.verdict import HELPS, HURTS, Verdict
@@ -37,7 +36,7 @@ def headline(regime: str, verdict: Verdict | None) -> str:
     return f"Learning together is not clearly better here; if you do, {IF[regime]} does best."
 
 
-def words(advice: Advice, race: Race, federation: Federation) -> str:
+def words(advice: Advice, federation: Federation) -> str:
     """The advice as text, a sentence or two per line."""
     lines = [f"{len(federation)} clients, {len(federation.train.y)} training rows."]
     if advice.heterogeneity is not None:
@@ -64,7 +63,7 @@ def words(advice: Advice, race: Race, federation: Federation) -> str:
         low, high = min(advice.lams.values()), max(advice.lams.values())
         lines.append(f"With a lam for every client by its rows: {low:.3g} (most rows) to {high:.3g} (fewest).")
     lines += _who(advice) if advice.collaborate and advice.gains else []
-    lines += _how_sure(advice, race) if len(advice.race) > 1 else []
+    lines += [] if advice.lead is None else [advice.lead.sentence]
     lines.append(f"{advice.steps_used:,} gradient steps were spent on this, over all clients; test rows were not looked at.")
     return "\n".join([*lines, *advice.notes])
 
@@ -78,22 +77,12 @@ def _group(number: int, group: Mapping[str, Any]) -> str:
 
 def _who(advice: Advice) -> list[str]:
     """Whom it helps and whom it hurts, on validation rows."""
-    better = sum(gain > 0 for gain in advice.gains.values())
-    worse = [client for _, client in sorted((gain, client) for client, gain in advice.gains.items() if gain < 0)]
+    known = {client: gain for client, gain in advice.gains.items() if np.isfinite(gain)}
+    better = sum(gain > 0 for gain in known.values())
+    worse = [client for _, client in sorted((gain, client) for client, gain in known.items() if gain < 0)]
     losers = f" ({', '.join(worse[:5])}{', ...' if len(worse) > 5 else ''})" if worse else ""
-    level = len(advice.gains) - better - len(worse)
+    level, unknown = len(known) - better - len(worse), len(advice.gains) - len(known)
     gain, lose = "client gains" if better == 1 else "clients gain", "loses" if len(worse) == 1 else "lose"
     rest = f"{len(worse)} {lose}{losers} and {level} {'is' if level == 1 else 'are'} level"
+    rest += f"; {unknown} cannot be scored on the validation rows they have" if unknown else ""
     return [f"On validation rows {better} {gain} over training alone, {rest}."]
-
-
-def _how_sure(advice: Advice, race: Race) -> list[str]:
-    second = advice.race[1]["method"]
-    errors_ahead, by = race.behind(second, advice.race[0]["method"]), race.task.score.words
-    if errors_ahead > 2:
-        return [f"It is clearly ahead of {second} by {by} ({errors_ahead:.1f} standard errors)."]
-    times = int(np.ceil((2 / max(errors_ahead, 0.2)) ** 2))
-    more = f"about {times} times the validation rows, or a full comparison (fedtailor compare --tune)"
-    said = f"It is not clearly ahead of {second} by {by} ({errors_ahead:.1f} standard errors)"
-    chose = ", so that the lower loss chose between them" if errors_ahead <= 1 else ""
-    return [f"{said}{chose}; to know better would take {more}."]

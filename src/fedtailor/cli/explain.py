@@ -39,6 +39,7 @@ def explain(
     if as_json:
         print_text(json.dumps({**explained, "page": str(path)}, indent=2))
         return
+    print_text("By how much the loss on test rows grows when a column is dealt out anew among a client's rows (95 % interval):")
     for line in lines:
         print_text(line)
     print_text(f"The picture is in {path}.")

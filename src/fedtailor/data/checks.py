@@ -51,6 +51,7 @@ def findings(fed: Federation) -> list[Finding]:
     if fed.schema is None or fed.tokens or fed.train.x.dim() != 2:
         return out
     train, test = _part(fed.train), _part(fed.test)
+    everyone = _joined([train, test] if fed.val is None else [train, test, _part(fed.val)])
     slices = list(_slices(fed.schema.columns))
     for column, at in slices:
         out += _leak(fed, column, train, test, at)
@@ -59,7 +60,7 @@ def findings(fed: Federation) -> list[Finding]:
         if column.kind in ("numeric", "date"):
             back = _restorer(fed, i)
             out += [
-                *_outliers(column, train, at, back),
+                *_outliers(column, everyone, at, back),
                 *_shift(fed, column, train, at, back),
                 *_one_value(fed, column, train, at, back),
             ]
@@ -72,6 +73,11 @@ def _part(split: Split) -> Part:
         rows = np.sort(np.random.default_rng(0).choice(len(rows), ROWS, replace=False))
     owner = np.repeat(np.arange(len(split.sizes)), split.sizes)
     return Part(split.x[rows].double().numpy(), split.y[rows].double().numpy(), owner[rows])
+
+
+def _joined(parts: list[Part]) -> Part:
+    """Return the rows of several parts: a slip of the pen in a test row does harm as well."""
+    return Part(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
 
 def _slices(columns: tuple[Column, ...]) -> Iterator[tuple[Column, slice]]:
@@ -188,8 +194,8 @@ def _copies(slices: list[tuple[Column, slice]], train: Part) -> list[Finding]:
     return out
 
 
-def _outliers(column: Column, train: Part, at: slice, back: Callable[[Floats, NDArray[np.int64]], Floats]) -> list[Finding]:
-    values = back(train.x[:, at.start], train.client)
+def _outliers(column: Column, rows: Part, at: slice, back: Callable[[Floats, NDArray[np.int64]], Floats]) -> list[Finding]:
+    values = back(rows.x[:, at.start], rows.client)
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
     if high <= low:
         return []

@@ -107,8 +107,9 @@ def is_text(values: pd.Series[Any]) -> bool:
     import pandas as pd
     from pandas.api import types
 
-    dtype = values.dtype
-    return isinstance(dtype, pd.StringDtype) or (dtype == object and types.infer_dtype(values, skipna=True) == "string")
+    if types.is_object_dtype(values.dtype):
+        return types.infer_dtype(values, skipna=True) == "string"
+    return isinstance(values.dtype, pd.StringDtype)
 
 
 def read_words(name: str, values: pd.Series[Any], where: Where, words: int) -> tuple[Raw, Raw]:

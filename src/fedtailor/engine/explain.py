@@ -179,8 +179,12 @@ def in_words(explained: dict[str, Any], most: int = 5) -> list[str]:
     """Return a paragraph per client: what its model rests on, and where it differs from the shared one."""
     lines = []
     for entry in explained["clients"]:
-        top = [_words(column) for column in entry["columns"][:most]]
-        lines.append(f"{entry['client']} ({entry['rows']} test rows) rests on {'; '.join(top)}.")
+        who, columns = f"{entry['client']} ({entry['rows']} test rows)", entry["columns"]
+        sure = [_words(column) for column in columns if column["low"] is None or column["low"] > 0]
+        if sure or not columns:
+            lines.append(f"{who} rests on {'; '.join(sure[:most])}.")
+        else:
+            lines.append(f"{who} surely rests on no column, most on {_words(columns[0])}.")
         apart = [column for column in entry["columns"] if column.get("differs")]
         more = [c["column"] for c in apart if c["difference"] > 0]
         less = [c["column"] for c in apart if c["difference"] < 0]

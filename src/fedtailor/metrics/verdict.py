@@ -15,6 +15,7 @@ from fedtailor.metrics.spread import weighted_mean
 from fedtailor.task.scores import Metric
 
 HELPS, HURTS, OPEN, FEW, UNKNOWN = "helps", "hurts", "open", "too few clients", "not known"
+CLEAR = "clear"  # of a lead
 TUNE = "Settings were not tuned (defaults where none were given); --tune chooses them on validation rows."
 
 
@@ -161,6 +162,35 @@ def gains_of(ours: Candidate, theirs: Candidate, score: Metric) -> Paired | None
     return paired(score, ours.scores, theirs.scores, ours.rows, ours.runs)
 
 
+@dataclass(frozen=True)
+class Lead:
+    """How far the first of a ranking is ahead of the second, by the test that a verdict goes by: ``outcome`` is "clear", "open"
+    (chance may explain it) or "too few clients" (to tell)."""
+
+    rival: str
+    outcome: str
+    errors_ahead: float
+    sentence: str
+
+    def json(self) -> dict[str, Any]:
+        """Return the same as plain values; a lead without any scatter has no number of standard errors."""
+        return {**asdict(self), "errors_ahead": self.errors_ahead if math.isfinite(self.errors_ahead) else None}
+
+
+def lead(rival: str, gains: Paired, score: Metric, cure: str = "") -> Lead:
+    """Return how far the first is ahead of ``rival``, by its ``gains`` over it; ``cure`` is what would tell more."""
+    ahead = gains.errors_ahead
+    by = f"by {score.words} ({ahead:.1f} standard errors)" if math.isfinite(ahead) else f"by {score.words}"
+    if gains.over is None:
+        side = "ahead of" if gains.mean > 0 else "behind" if gains.mean < 0 else "level with"
+        few = f"{_count(gains.clients, 'client')} on one split cannot show more than chance"
+        return Lead(rival, FEW, ahead, f"It is {side} {rival} by {score.words} on average, but {few}.")
+    if gains.low > 0:
+        return Lead(rival, CLEAR, ahead, f"It is clearly ahead of {rival} {by}.")
+    chose = ", so that the lower loss chose between them" if ahead <= 1 else ""
+    return Lead(rival, OPEN, ahead, f"It is not clearly ahead of {rival} {by}{chose}{cure and '; ' + cure}.")
+
+
 def interval_words(gains: Paired, scale: float | None = None) -> str:
     """Return the interval, what chance it allows for, and how clients count where they do not count alike."""
     noun = "row" if gains.over == "rows" else "client"
@@ -170,7 +200,10 @@ def interval_words(gains: Paired, scale: float | None = None) -> str:
 
 def weighing(gains: Paired, scale: float | None = None) -> str:
     """Return how clients count in a gain, and the plain mean that tables of scores show; nothing where they count alike."""
-    return "" if gains.plain is None else f"; clients with few rows count less, the plain mean is {signed(gains.plain, scale)}"
+    if gains.plain is None:
+        return ""
+    level = signed(gains.plain, scale) == signed(gains.mean, scale)
+    return "; clients with few rows count less" + ("" if level else f", the plain mean is {signed(gains.plain, scale)}")
 
 
 def few_words(gains: Paired) -> str:

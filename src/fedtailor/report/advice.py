@@ -200,7 +200,7 @@ def _race(advice: Mapping[str, Any]) -> list[str]:
     picture = advice_figures.race(rows, score.name, score.words)
     if not picture:
         return ["<p>No method was scored on validation rows.</p>"]
-    first, caption = race_words(rows)
+    first, caption = race_words(advice)
     return [f"<p>{escape(first)}</p>", figure(picture, caption)]
 
 

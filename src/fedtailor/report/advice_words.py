@@ -128,12 +128,18 @@ def _cost(advice: Mapping[str, Any]) -> list[Fact]:
     return [
         Fact("to train it", "-" if rounds is None else f"{rounds:,.0f} rounds", f"about {traffic(sent)} in all", True),
         *who,
-        Fact("how sure", *_confidence(advice["race"]), True),
+        Fact("how sure", *_confidence(advice), True),
         Fact("spent on this advice", "-" if steps is None else f"{steps:,.0f} gradient steps", "over all clients"),
     ]
 
 
-def _confidence(rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+def _confidence(advice: Mapping[str, Any]) -> tuple[str, str]:
+    """Return whether the best is clearly ahead, and of what; an advice of an earlier version did not say it."""
+    rows, known = advice["race"], advice.get("lead")
+    if isinstance(known, Mapping):
+        value = {"clear": "clearly ahead", "open": "not clearly ahead"}.get(str(known.get("outcome")), "too few clients to tell")
+        ahead = number(known.get("errors_ahead"))
+        return value, f"of {known.get('rival')}" + ("" if ahead is None else f": {rounded(ahead, 2)} standard errors")
     if len(rows) < 2:
         return "-", "there was no second method in the race"
     second = str(rows[1].get("method", "?"))
@@ -272,12 +278,13 @@ def map_words(advice: Mapping[str, Any], rows: float, edge: float, width: float)
     return first, caption
 
 
-def race_words(rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+def race_words(advice: Mapping[str, Any]) -> tuple[str, str]:
+    rows, known = advice["race"], advice.get("lead")
     score = score_in(rows)
     key = f"val_{score.name}"
     first = f"{rows[0].get('method', '?')} leads with {score.with_article} of {stated(rows[0].get(key))}."
     if len(rows) > 1:
-        ahead = lead(rows)
+        ahead = number(known.get("errors_ahead")) if isinstance(known, Mapping) else lead(rows)
         sure = "" if ahead is None else f", {rounded(ahead, 2)} standard errors {'behind' if ahead >= 0 else 'ahead'}"
         first += f" {rows[1].get('method', '?')} follows with {stated(rows[1].get(key))}{sure}."
     bars = any(number(row.get("se")) for row in rows)
