@@ -9,7 +9,7 @@ from scipy import stats
 
 import fedtailor as ft
 from fedtailor.metrics.paired import paired
-from fedtailor.metrics.verdict import lead
+from fedtailor.metrics.verdict import lead, weighing
 from fedtailor.task.kinds import CLASSIFICATION
 
 ACC = CLASSIFICATION.score
@@ -42,6 +42,13 @@ def test_a_gain_without_scatter_has_no_number_of_standard_errors():
     found = lead("Local", paired(ACC, np.full(8, 0.75), np.full(8, 0.5)), ACC)
     assert (found.outcome, found.json()["errors_ahead"]) == ("clear", None)
     assert found.sentence == "It is clearly ahead of Local by accuracy."
+
+
+def test_a_plain_mean_that_is_written_alike_is_not_written_twice():
+    rows = np.array([3.0, 40.0, 40.0, 40.0, 40.0, 40.0, 40.0])
+    assert weighing(paired(ACC, [0.9, *[0.7] * 6], [0.5] * 7, rows)).endswith("the plain mean is +0.2286")  # 1.6/7
+    assert weighing(paired(ACC, [0.7] * 7, [0.5] * 7, rows)) == "; clients with few rows count less"
+    assert weighing(paired(ACC, [0.7] * 7, [0.5] * 7, rows[1:].repeat(2)[:7])) == ""
 
 
 @pytest.fixture(scope="module")
