@@ -103,6 +103,18 @@ def turned(net):
     net.other = lambda net, x: net.usual((x * net.turn).imag.to(x.dtype))
 
 
+def twice(net):
+    """One layer at two places. Before: torch left the last client's weights in the module, and workers could not be sent it."""
+    net.again = net.middle = nn.Linear(6, 6)
+    net.other = lambda net, x: net.out(torch.tanh(net.again(torch.tanh(net.middle(torch.tanh(net.first(x)))))))
+
+
+def keep_seen(net, x):
+    """Keeps what it saw, to be looked at. Before: what the trial under vmap had left there could not be sent to workers."""
+    net.seen = net.first(x)
+    return net.out(torch.tanh(net.seen))
+
+
 RIGHT = {
     "in place between layers": lambda: Net(forward=in_place_between),
     "forward hook": lambda: Net(lambda net: net.first.register_forward_hook(halve)),
@@ -112,6 +124,8 @@ RIGHT = {
     "a frozen layer": lambda: Net(lambda net: net.first.requires_grad_(False)),
     "complex buffer": lambda: Net(turned),
     "backward hook": lambda: Net(lambda net: net.out.register_full_backward_hook(halve_gradient)),
+    "a layer twice": lambda: Net(twice),
+    "keeps what it saw": lambda: Net(forward=keep_seen),
     "a branch on numbers": lambda: Net(forward=lambda net, x: net.usual(x) if x.sum() > 0 else net.out(net.first(x))),
 }
 NOT_STACKED = ("backward hook", "a branch on numbers")  # vmap cannot take these
@@ -190,6 +204,32 @@ def with_generator(net):
     net.other = lambda net, x: net.usual(x) * (1.0 if net.training else 1 + 0.1 * net.draw.random())
 
 
+def counted(training):
+    """A layer that weakens after some calls; a worker process would count for itself."""
+
+    def forward(net, x):
+        net.calls = getattr(net, "calls", 0) + (net.training == training)
+        return net.usual(x) * (1.0 if net.calls < 30 else 0.1)
+
+    return lambda: Net(forward=forward)
+
+
+def with_list(net):
+    net.levels = {"seen": []}
+
+    def forward(net, x):
+        net.levels["seen"].append(net.first(x).mean().item())
+        return net.usual(x) + (net.levels["seen"][-8] if len(net.levels["seen"]) > 20 else 0.0)
+
+    net.other = forward
+
+
+def normed_by_function(net):
+    net.register_buffer("mean", torch.zeros(6))
+    net.register_buffer("var", torch.ones(6))
+    net.other = lambda net, x: net.out(F.batch_norm(net.first(x), net.mean, net.var, training=net.training))
+
+
 def complex_weight(net):
     net.turn = nn.Parameter(torch.ones(3, dtype=torch.complex64))
 
@@ -201,6 +241,11 @@ REFUSED = {
     "draws on long batches": (drawn_if(lambda net, x: net.training and len(x) >= 5), "NumPy's global generator"),
     "draws when it predicts": (drawn_if(lambda net, x: not net.training), "predicts other numbers the second time"),
     "own generator": (lambda: Net(with_generator), "predicts other numbers the second time"),
+    "counts its calls": (counted(True), "the module changes calls when it is called"),
+    "counts its predictions": (counted(False), "the module changes calls when it is called"),
+    "keeps a list": (lambda: Net(with_list), "the module changes levels when it is called"),
+    "batches of one row": (lambda: Net(normed_by_function), r"fails on a batch of 1 row .*use another batch_size"),
+    "spread over devices": (lambda: nn.DataParallel(Net()), "give what it holds: .module"),
     "complex parameter": (lambda: Net(complex_weight), "parameter turn is complex"),
     "hook of a parameter": (lambda: Net(lambda net: net.out.bias.register_hook(lambda g: g / 2)), "out.bias has a hook"),
     "a lock": (lambda: Net(lambda net: setattr(net, "lock", threading.Lock())), "cannot be copied"),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.func import grad, vmap
 
@@ -69,6 +70,32 @@ def test_the_derivative_through_descend_is_that_of_finite_differences(module, op
     for name in (n for n in params if not tree.is_buffer(n)):
         torch.testing.assert_close(found[name], numeric(after, params, name), rtol=1e-5, atol=1e-7)
     assert any(float(leaf.abs().max()) > 1e-3 for leaf in found.values())
+
+
+class Attention(nn.Module):
+    """Three words of two numbers that attend to each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.out = nn.Linear(3, 6), nn.Linear(2, 2)
+
+    def forward(self, x):
+        words = self.words(x).view(-1, 1, 3, 2)
+        return self.out(F.scaled_dot_product_attention(words, words, words).mean((1, 2)))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's, of its fused kernel under vmap
+@pytest.mark.parametrize("form", ["walked", "padded"])
+def test_a_descent_of_a_network_with_attention_is_differentiated_through(form):
+    """Before, on the loop engine: torch's fused kernel of attention had no second derivative."""
+    task = Task.from_module(seeded(Attention))
+    data = batches(X, Y, STEPS) if form == "walked" else padded()
+
+    def after(start):
+        return task.risk(descend(task.risk, start, data, OPTS["sgd"]), WHOLE)
+
+    found = grad(after)(task.init())
+    torch.testing.assert_close(found["words.weight"], numeric(after, task.init(), "words.weight"), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("module", MODULES)

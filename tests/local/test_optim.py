@@ -383,3 +383,21 @@ def test_fedprox_is_gradient_descent_on_risk_plus_penalty():
         for _ in range(4):
             w = w - 0.1 * (x.T @ (x @ w - y) / len(y) + 0.5 * (w - g))
     np.testing.assert_allclose(run.model()["weight"].numpy()[0], w, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (lambda a, b, c: 0.1, r"fails in round 0, step 0 \(TypeError: .*let it take the round, or \(round, step\)"),
+        (lambda round: {}[round], r"fails in round 0 \(KeyError: 0\)"),
+        (lambda round: -0.1, r"gives -0.1 in round 0; let it return a number greater than 0"),
+    ],
+)
+def test_a_step_size_by_a_function_that_fails_says_where(function, says):
+    """Before: torn out of the function's own error, or a sentence about how a Lambda is made."""
+    with pytest.raises(errors.InvalidArgument, match=says):
+        ft.FedAvg(lr=function)
+
+
+def test_a_step_size_may_be_a_number_of_numpys():
+    assert ft.FedAvg(lr=lambda round: np.float32(0.5)).lr.at(0) == 0.5

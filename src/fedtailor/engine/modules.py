@@ -7,22 +7,27 @@ breaks that on every engine is refused; what breaks it on padded rows or under `
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from fedtailor import tree
 from fedtailor.errors import FedtailorError, InvalidArgument
 from fedtailor.local.gradients import Source, plain
 from fedtailor.task import Task
 from fedtailor.task.layers import keyed
-from fedtailor.task.own import tied
+from fedtailor.task.own import OURS, tied
 
 ROWS, PADDING = 4, 3  # rows tried, and how many are padded to them
+MANY = 64  # entries of a list that are looked at
 CLOSE = {torch.float32: 1e-3, torch.float64: 1e-7}  # relative to the largest entry of a gradient
 Grads = list[Tensor]
 
@@ -40,14 +45,18 @@ class ModuleProblem:
     loop_only: bool = False
 
 
-def findings(task: Task, x: Tensor, y: Tensor, rows: int = ROWS) -> list[ModuleProblem]:
+def findings(task: Task, x: Tensor, y: Tensor, rows: int = ROWS, shortest: int = ROWS) -> list[ModuleProblem]:
     """Return what a task breaks of the package's promises, tried on a few of these rows; one that is refused ends the search.
 
-    ``rows`` is the length of a batch: what is drawn at that length alone is found too.
+    ``rows`` is the length of a batch: what is drawn at that length alone is found too. ``shortest`` is that of the shortest.
     """
-    tried = _Trial(task, _batch(x, y, ROWS), _batch(x, y, rows))
+    with _left_alone(task):
+        return _found(_Trial(task, _batch(x, y, ROWS), _batch(x, y, rows), _batch(x, y, shortest)))
+
+
+def _found(tried: _Trial) -> list[ModuleProblem]:
     problems: list[ModuleProblem] = []
-    for look in (_losses, _overwritten, _buffers, _outside, _memory, _draws, _evaluation, _padding, _stacking, _tied):
+    for look in (_losses, _overwritten, _buffers, _outside, _memory, _short, _draws, _evaluation, _padding, _stacking, _tied):
         if (one := look(tried)) is not None:
             problems.append(one)
             if one.refused:
@@ -69,10 +78,10 @@ def _batch(x: Tensor, y: Tensor, rows: int) -> dict[str, Tensor]:
 
 
 class _Trial:
-    """A task and a batch, and the first gradient on it; ``whole`` is a batch of the length that a run has."""
+    """A task and a batch, and the first gradient on it; ``whole`` and ``short`` are the longest and shortest that a run has."""
 
-    def __init__(self, task: Task, batch: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> None:
-        self.task, self.batch, self.model = task, batch, task.init()
+    def __init__(self, task: Task, batch: Mapping[str, Tensor], whole: Mapping[str, Tensor], short: Mapping[str, Tensor]) -> None:
+        self.task, self.batch, self.short, self.model = task, batch, short, task.init()
         self.source = Source(task.risk, None, self.model, {})
         self.known = {name: value.clone() for name, value in self._counts()}
         self.lent = {
@@ -85,8 +94,10 @@ class _Trial:
         try:
             with keyed(7):  # as a visit is
                 self.first = self.gradient(batch)
+            kept = self.kept()
             with keyed(7):
                 self.again = self.gradient(batch)
+            self.changed = _changed(self.kept(), kept)
             self.drawn = self._draws(batch) or (len(whole["y"]) > len(batch["y"]) and self._draws(whole))
         except FedtailorError:
             raise
@@ -113,6 +124,15 @@ class _Trial:
         trainer = self.task.trainer
         return [] if trainer is None else [(n, b) for n, b in trainer.named_buffers() if not b.is_floating_point()]
 
+    def kept(self) -> dict[tuple[int, str], str]:
+        """What layers of the user's own hold beside parameters and buffers, in words that are equal where it is."""
+        return {
+            (copy, f"{path}.{name}" if path else name): _in_words(value)
+            for copy, path, layer in _own_layers(self.task)
+            for name, value in vars(layer).items()
+            if name not in OF_TORCH
+        }
+
     @property
     def counting(self) -> list[str]:
         """The whole-number buffers that have changed."""
@@ -127,6 +147,51 @@ class _Trial:
 
 
 GENERATORS = ("torch", "NumPy", "Python")
+OF_TORCH = frozenset(vars(nn.Module()))  # where torch keeps parameters, buffers, hooks and layers
+
+
+def _own_layers(task: Task) -> Iterator[tuple[int, str, nn.Module]]:
+    """The layers of the user's own in the copy that trains (0) and in the one that evaluates (1), with their paths."""
+    evaluator = getattr(getattr(task.apply, "__self__", None), "evaluator", None)
+    for copy, root in enumerate((task.trainer, evaluator)):
+        for path, layer in () if root is None else root.named_modules():
+            if not type(layer).__module__.startswith(OURS):
+                yield copy, path, layer
+
+
+@contextmanager
+def _left_alone(task: Task) -> Iterator[None]:
+    """Give layers back what they held before: what a pass leaves there may be tied to it."""
+    before = [(layer, vars(layer).copy()) for _, _, layer in _own_layers(task)]
+    try:
+        yield
+    finally:
+        for layer, held in before:
+            vars(layer).clear()
+            vars(layer).update(held)
+
+
+def _changed(now: Mapping[tuple[int, str], str], before: Mapping[tuple[int, str], str]) -> str | None:
+    """The first attribute that is not what it was."""
+    return next((name for (copy, name), value in now.items() if before.get((copy, name)) != value), None)
+
+
+def _in_words(value: Any, depth: int = 3) -> str:
+    """Numbers, texts and tensors, also in lists and the like, as a text that tells them apart; other things by their kind."""
+    if isinstance(value, Tensor):
+        hidden = is_functorch_wrapped_tensor(value) or value.layout != torch.strided or value.is_meta or value.is_quantized
+        numbers = torch.empty(0) if hidden else value.detach().cpu().resolve_conj().resolve_neg()
+        bits = numbers.contiguous().view(-1).view(torch.uint8)  # NumPy does not know all types of numbers
+        return f"{value.dtype} {tuple(value.shape)} {hash(bits.numpy().tobytes())}"
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {value.shape} {hash(value.tobytes())}"
+    if isinstance(value, (list, tuple, deque)) and depth:
+        return f"[{len(value)} {' '.join(_in_words(part, depth - 1) for part in islice(value, MANY))}]"
+    if isinstance(value, dict) and depth:
+        return f"{{{len(value)} {' '.join(f'{key}: {_in_words(part, depth - 1)}' for key, part in islice(value.items(), MANY))}}}"
+    if isinstance(value, torch.Generator):
+        return str(hash(value.get_state().numpy().tobytes()))
+    return repr(value) if isinstance(value, (bool, int, float, complex, str, type(None))) else type(value).__name__
 
 
 def _generators() -> tuple[bytes, str, int]:
@@ -198,7 +263,34 @@ def _outside(trial: _Trial) -> ModuleProblem | None:
     )
 
 
+def _remembers(name: str) -> ModuleProblem:
+    words = (
+        f"the module changes {name} when it is called, which is no parameter and no buffer: what it keeps there of one client "
+    )
+    return ModuleProblem(
+        "memory", words + "would reach another; leave it out, or register it as a floating-point buffer", refused=True
+    )
+
+
+def _short(trial: _Trial) -> ModuleProblem | None:
+    """The last batch of a client may be of a single row."""
+    try:
+        with keyed(7):
+            trial.gradient(trial.short)
+    except Exception as error:
+        length = len(trial.short["y"])
+        words = (
+            f"the module fails on a batch of {length} row{'s' * (length > 1)} ({_line(error)}), and the shortest batch of these "
+        )
+        return ModuleProblem(
+            "rows apart", words + "clients is so short; use another batch_size, or let the module take it", refused=True
+        )
+    return None
+
+
 def _memory(trial: _Trial) -> ModuleProblem | None:
+    if trial.changed is not None:
+        return _remembers(trial.changed)
     if _same(trial.again, trial.first):
         return None
     words = (
@@ -217,12 +309,15 @@ def _draws(trial: _Trial) -> ModuleProblem | None:
 @torch.no_grad()
 def _evaluation(trial: _Trial) -> ModuleProblem | None:
     task, x, before, others = trial.task, trial.batch["x"], torch.get_rng_state(), _generators()[1:]
-    outputs = task.apply(trial.model, x)
+    outputs, kept = task.apply(trial.model, x), trial.kept()
     drawn = not torch.equal(torch.get_rng_state(), before)
     torch.set_rng_state(before)
     if drawn:
         return ModuleProblem("randomness", "the module draws random numbers also when it predicts", loop_only=True)
-    if _generators()[1:] != others or not _same([task.apply(trial.model, x)], [outputs]):
+    again = task.apply(trial.model, x)
+    if (changed := _changed(trial.kept(), kept)) is not None:
+        return _remembers(changed)
+    if _generators()[1:] != others or not _same([again], [outputs]):
         words = "the module predicts other numbers the second time on the same rows: it draws or remembers something by itself"
         return ModuleProblem("memory", words + "; let it predict by its parameters and buffers alone", refused=True)
     if _same([task.apply(trial.model, trial.padded()["x"])[: len(x)]], [outputs]):

@@ -55,6 +55,12 @@ def batch_length(federation: Federation, options: Options) -> int:
     return longest if options.batch_size is None else min(longest, options.batch_size)
 
 
+def shortest_batch(federation: Federation, options: Options) -> int:
+    """Return how many rows the shortest batch has: the last of a client, which may be shorter than the others."""
+    sizes, size = federation.train.sizes, options.batch_size or int(federation.train.sizes.max())
+    return max(1, int(np.where(sizes <= size, sizes, (sizes - 1) % size + 1).min()))
+
+
 def augmented_by(asked: str | None, federation: Federation, length: int) -> Augment | None:
     """Return the augmentation that was asked for, tried on a few rows and on a batch of this length."""
     if asked is None:

@@ -29,7 +29,7 @@ from fedtailor.engine.loop import LoopEngine
 from fedtailor.engine.mixed import check_mixed, mixed_of, with_architectures
 from fedtailor.engine.modules import ROWS, findings, refuse
 from fedtailor.engine.options import Options
-from fedtailor.engine.pieces import augmented_by, batch_length, with_pieces
+from fedtailor.engine.pieces import augmented_by, batch_length, shortest_batch, with_pieces
 from fedtailor.engine.prefix import after_prefix
 from fedtailor.engine.private import check_end, check_options, not_counted, spent, with_noise
 from fedtailor.engine.setup import (
@@ -253,7 +253,7 @@ def _is_ours(model: Any, options: Options) -> bool:
 def _problems(task: Task, rows: Federation, options: Options) -> list[Any]:
     """Return what is wrong with a module or a loss of the user's, which are tried on a few rows."""
     length = batch_length(rows, options)
-    return findings(task, *rows.few(max(ROWS, length)), length)
+    return findings(task, *rows.few(max(ROWS, length)), length, shortest_batch(rows, options))
 
 
 def readied(federation: Federation, options: Options) -> tuple[Federation, Ids, Ids | None]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._C import _functorch
 from torch.func import grad as func_grad
 from torch.func import vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedtailor import tree
 from fedtailor.task import Task
@@ -105,7 +106,8 @@ def _traced(source: Source) -> Gradient:
                 source.params([next(queue) if pace else leaf for leaf, pace in zip(leaves, source.paces, strict=True)]), batch
             )
 
-        return source.spread(func_grad(value)([leaf for leaf, pace in zip(leaves, source.paces, strict=True) if pace]))
+        with sdpa_kernel(SDPBackend.MATH):  # torch's fused kernels of attention have no second derivative
+            return source.spread(func_grad(value)([leaf for leaf, pace in zip(leaves, source.paces, strict=True) if pace]))
 
     return gradient
 

@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from torch import Tensor
@@ -114,8 +115,12 @@ class Lambda(Schedule):
         return lambda step: self._checked(round, step)
 
     def _checked(self, *place: int) -> float:
-        value: Any = self.function(*place)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-            where = f"round {place[0]}" + (f", step {place[1]}" if len(place) > 1 else "")
+        where = f"round {place[0]}" + (f", step {place[1]}" if len(place) > 1 else "")
+        try:
+            value: Any = self.function(*place)
+        except Exception as error:  # whatever a function of the user's may raise
+            text = f"{type(error).__name__}: {error}"
+            raise InvalidArgument(f"{self!r} fails in {where} ({text}); let it take the round, or (round, step)") from error
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
             raise InvalidArgument(f"{self!r} gives {value!r} in {where}; let it return a number greater than 0")
         return float(value)

@@ -4,9 +4,12 @@ write to its buffers in place."""
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch import jit, nn
+from torch import Tensor, jit, nn
+from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
@@ -22,6 +25,8 @@ def plain_module(module: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
     """Return a module as it was written, and a note where it had been compiled; refuse what has no Python or no shapes."""
     for path, layer in module.named_modules():
         name = f"the layer {path}" if path else "the module"
+        if isinstance(layer, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            raise InvalidArgument(f"{name} spreads batches over devices, which a run does by itself; give what it holds: .module")
         if isinstance(layer, jit.ScriptModule):
             raise InvalidArgument(
                 f"{name} is TorchScript, whose layers cannot be given a client's weights; give the Python module"
@@ -80,6 +85,36 @@ def tied(module: nn.Module) -> dict[str, str]:
             canonical = first.setdefault(id(value), name)
             if canonical != name:
                 out[prefix + name] = prefix + canonical
+    return out
+
+
+def other_places(module: nn.Module) -> dict[str, str]:
+    """Return the second names of ``tied`` that are places of their own, in torch's words, with the first name of each.
+
+    A layer that stands in a module twice has one place under two names. Torch, which fills and empties the places of all names
+    one after another, would leave in it what it was filled with.
+    """
+    layers = dict(module.named_modules(remove_duplicate=False))
+    out: dict[str, str] = {}
+    seen: set[tuple[int, str]] = set()
+    for named in (module.named_parameters, module.named_buffers):
+        first: dict[int, str] = {}
+        for name, value in named(remove_duplicate=False):
+            path, _, last = name.rpartition(".")
+            place = (id(layers[path]), last)
+            canonical = first.setdefault(id(value), name)
+            if canonical != name and place not in seen:
+                out[name] = canonical
+            seen.add(place)
+    return out
+
+
+def called(module: nn.Module, state: dict[str, Tensor], places: Mapping[str, str], *arguments: Any) -> Any:
+    """Return what a module gives with these parameters and buffers; a buffer that it binds anew is written back to ``state``."""
+    filled = {**state, **{name: state[first] for name, first in places.items() if first in state}} if places else state
+    out = functional_call(module, filled, *arguments, tie_weights=False)
+    if places:
+        state.update({name: filled[name] for name in state})
     return out
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from fedtailor.errors import InvalidArgument
+from fedtailor.task.own import called, other_places
 from fedtailor.tree import BUFFER
 
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
@@ -81,6 +81,12 @@ class Block:
             for path, start in starts.items()
         }
 
+    @cached_property
+    def _places(self) -> dict[str, dict[str, str]]:
+        """For each module, the second places of its parameters."""
+        assert self.modules is not None
+        return {path: other_places(self.modules[0].get_submodule(path)) for path in self.path}
+
     def _through(
         self, model: Mapping[str, Tensor], x: Tensor, training: bool, paths: Sequence[str]
     ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -90,7 +96,7 @@ class Block:
             names = self._below[path]
             own = {inner: model[name] for name, inner in names.items()}
             module = self.modules[int(training)].get_submodule(path)
-            x = functional_call(module, own, (x,)) if own else module(x)  # a rebound buffer is written back
+            x = called(module, own, self._places[path], (x,)) if own else module(x)
             moved.update({name: own[inner] for name, inner in names.items() if name.startswith(BUFFER)})
         return x, moved if training else {}
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedtailor import tree
 from fedtailor.errors import InvalidArgument, ModelMismatch
@@ -18,7 +17,7 @@ from fedtailor.task.frozen import Segment, copies, frozen_names, prefix_length
 from fedtailor.task.kinds import CLASSIFICATION, KINDS, Kind, kind_of
 from fedtailor.task.layers import batch_context, keyed
 from fedtailor.task.linear import SMALLEST, Batch, LinearForms, Model, linear_apply, weights_of
-from fedtailor.task.own import draws, in_place_buffers, plain_module, tied
+from fedtailor.task.own import called, draws, in_place_buffers, other_places, plain_module, tied
 from fedtailor.task.packing import Call, Packing
 from fedtailor.task.parts import Block, Part, default_groups, named_groups, split_blocks
 from fedtailor.task.question import Question
@@ -252,7 +251,7 @@ def _from_module(
     head = _owner(all_groups["head"][0].removeprefix(BUFFER)) if all_groups.get("head") else None
     linear = packing is None and not frozen_tensors and (type(module) is nn.Linear or getattr(module, "is_linear_task", False))
     form = LinearForms(kind) if linear else None
-    functions = _Functions(evaluator, trainer, names, draws(module), in_place_buffers(trainer), bool(aliases))
+    functions = _Functions(evaluator, trainer, names, draws(module), in_place_buffers(trainer), other_places(trainer))
     if packing is not None:
         functions = functions._replace(call=packing.call_of(module))
     task = Task(
@@ -288,22 +287,20 @@ class _Functions(NamedTuple):
     names: Mapping[str, str]  # from our names to torch's
     draws: bool = False  # the module may draw from torch's generator
     in_place: frozenset[str] = frozenset()  # buffers that the module may write to where they are
-    ties: bool = True  # one tensor may stand under several names, which torch then looks for in every call
+    places: Mapping[str, str] = {}  # second places of a parameter, with its name (both torch's)
     call: Call | None = None  # where rows have several parts: how they become arguments
 
     def apply(self, model: Model, x: Tensor) -> Tensor:
         state = {self.names[k]: v for k, v in model.items()}
         arguments = ((x,),) if self.call is None else self.call(x)
-        return functional_call(self.evaluator, state, *arguments, tie_weights=self.ties)
+        return called(self.evaluator, state, self.places, *arguments)
 
     def forward(self, model: Model, batch: Batch) -> tuple[Tensor, Model]:
         state = {self.names[k]: v.detach().clone() if k in self.in_place else v for k, v in model.items()}
         key, row = batch.get("key"), batch.get("row")
         with batch_context(batch.get("mask"), key, row), keyed(key if self.draws and row is None else None, batch["x"].device):
             arguments = ((batch["x"],),) if self.call is None else self.call(batch["x"])
-            logits = functional_call(
-                self.trainer, state, *arguments, tie_weights=self.ties
-            )  # a rebound buffer is written back to `state`
+            logits = called(self.trainer, state, self.places, *arguments)
         return logits, {k: state[self.names[k]] for k in model if k.startswith(BUFFER)}
 
     def before(self, path: str, model: Model, x: Tensor) -> Tensor:
