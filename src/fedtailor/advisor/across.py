@@ -46,7 +46,7 @@ class Entrant:
 
     @property
     def candidate(self) -> Candidate:
-        """What it is chosen by: the scores and validation rows of the sites that answered, and the loss."""
+        """Return what it is chosen by: the scores and validation rows of the sites that answered, and the loss."""
         return Candidate(self.scores, self.rows, self.loss)
 
 
@@ -108,7 +108,7 @@ def _entrant(label: str, trial: Trial, heard: Mapping[str, Mapping[str, float]],
 
 
 def _verdict(ranked: list[Entrant], local: Entrant | None, score: Metric) -> Verdict:
-    """Whether learning together helps on validation rows: the best method that does, against local training."""
+    """Return whether learning together helps on validation rows: the best method that does, against local training."""
     together = next((entrant for entrant in ranked if entrant is not local), None)
     gains = None if together is None or local is None else gains_of(together.candidate, local.candidate, score)
     if together is None or gains is None:

@@ -16,7 +16,7 @@ from fedtailor.theory.heterogeneity import Heterogeneity
 
 @dataclass(frozen=True, eq=False)
 class Advice:
-    """What to do, and why. ``algorithm`` is ready for ``ft.run``; ``text`` says it all in words.
+    """An advice: what to do, and why. ``algorithm`` is ready for ``ft.run``; ``text`` says it all in words.
 
     ``regime`` is ``local``, ``shared``, ``between`` or ``clusters``; ``lam`` the pull towards the shared model (0 alone, infinity
     one model), ``steps_used`` gradient steps spent on finding out, over all clients. ``lams`` has a lam for every client where
@@ -63,7 +63,7 @@ class Advice:
         return f"Advice({written(self.algorithm)}, regime={self.regime!r}, collaborate={self.collaborate})"
 
     def json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Return the same as plain values."""
         return {
             "algorithm": written(self.algorithm),
             "collaborate": self.collaborate,

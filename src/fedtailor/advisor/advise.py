@@ -127,7 +127,8 @@ def _contenders(
 
 
 def lams_of(theory: float | None, least: float | None) -> list[float]:
-    """The lams of the race: about the theory's; where the spread may be zero, from the least that its interval allows upwards."""
+    """Return the lams of the race: about the theory's; where the spread may be zero, from the least that its interval allows
+    upwards."""
     if theory is None or least is None:
         return list(BLIND)
     lams = [theory * f for f in FACTORS] if np.isfinite(theory) else [least * f for f in UPWARDS]
@@ -135,7 +136,7 @@ def lams_of(theory: float | None, least: float | None) -> list[float]:
 
 
 def _verdict(race: Race, ranked: list[Entrant]) -> Verdict:
-    """Whether learning together helps on validation rows: the best method that does, against local training."""
+    """Return whether learning together helps on validation rows: the best method that does, against local training."""
     score, together = race.task.score, [e for e in ranked if not isinstance(e.algorithm, Local)]
     together = together or [e for e in race.entrants.values() if e.rounds and not e.diverged and e.label != "Local"]
     gains = race.gains(together[0].label, "Local") if together else None
@@ -146,7 +147,7 @@ def _verdict(race: Race, ranked: list[Entrant]) -> Verdict:
 
 
 def _lead(race: Race) -> Lead | None:
-    """How far the best method is ahead of the next in the table, and how many rows would tell them apart."""
+    """Return how far the best method is ahead of the next in the table, and how many rows would tell them apart."""
     rows = table(race)
     if len(rows) < 2:
         return None
@@ -173,7 +174,7 @@ def _run(race: Race, first: int, rounds: int) -> None:
 
 
 def _regime_of(algorithm: Algorithm) -> tuple[float, str]:
-    """(lam, regime) of a method, as ``Advice`` has them."""
+    """Return (lam, regime) of a method, as ``Advice`` has them."""
     if isinstance(algorithm, Local):
         return 0.0, "local"
     if isinstance(algorithm, FedAvg):

@@ -27,7 +27,7 @@ VERDICTS = {
 
 
 def headline(regime: str, verdict: Verdict | None) -> str:
-    """What to do, in a sentence that goes no further than the verdict."""
+    """Return what to do, in a sentence that goes no further than the verdict."""
     outcome = None if verdict is None else verdict.outcome
     if regime == "local":
         return VERDICTS["local"] if outcome == HURTS else f"{IF['local']}."
@@ -37,7 +37,7 @@ def headline(regime: str, verdict: Verdict | None) -> str:
 
 
 def words(advice: Advice, federation: Federation) -> str:
-    """The advice as text, a sentence or two per line."""
+    """Return the advice as text, a sentence or two per line."""
     lines = [f"{len(federation)} clients, {len(federation.train.y)} training rows."]
     if advice.heterogeneity is not None:
         low, high = advice.heterogeneity.interval
@@ -76,7 +76,7 @@ def _group(number: int, group: Mapping[str, Any]) -> str:
 
 
 def _who(advice: Advice) -> list[str]:
-    """Whom it helps and whom it hurts, on validation rows."""
+    """Return whom it helps and whom it hurts, on validation rows."""
     known = {client: gain for client, gain in advice.gains.items() if np.isfinite(gain)}
     better = sum(gain > 0 for gain in known.values())
     worse = [client for _, client in sorted((gain, client) for client, gain in known.items() if gain < 0)]

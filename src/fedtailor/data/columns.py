@@ -42,7 +42,8 @@ class Raw:
 
     @cached_property
     def is_finite(self) -> bool:
-        """Whether a column of numbers surely has neither gaps nor infinities: their sum, which is found faster, is a number."""
+        """Return whether a column of numbers surely has neither gaps nor infinities: their sum, which is found faster, is a
+        number."""
         if self.values.dtype.kind in "iu":
             return True
         with np.errstate(over="ignore", invalid="ignore"):
@@ -63,7 +64,7 @@ class Subject:
 
 
 def is_frame(value: Any) -> bool:
-    """Whether a value is a pandas DataFrame, without importing pandas for it."""
+    """Return whether a value is a pandas DataFrame, without importing pandas for it."""
     pandas = sys.modules.get("pandas")
     return pandas is not None and isinstance(value, pandas.DataFrame)
 
@@ -103,7 +104,7 @@ def read_column(
 
 
 def is_text(values: pd.Series[Any]) -> bool:
-    """Whether all cells of a column that are not missing are text."""
+    """Return whether all cells of a column that are not missing are text."""
     import pandas as pd
     from pandas.api import types
 

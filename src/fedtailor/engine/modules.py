@@ -73,7 +73,7 @@ def refuse(problems: list[ModuleProblem]) -> str | None:
 
 
 def _batch(x: Tensor, y: Tensor, rows: int) -> dict[str, Tensor]:
-    """The first rows as a batch, copied: a module may write to what it is given."""
+    """Return the first rows as a batch, copied: a module may write to what it is given."""
     return {"x": x[:rows].clone(), "y": y[:rows].clone(), "key": torch.tensor(7)}
 
 
@@ -106,7 +106,7 @@ class _Trial:
         self.moved = [name for name, was, now in zip(GENERATORS, before, _generators(), strict=True) if was != now]
 
     def _draws(self, batch: Mapping[str, Tensor]) -> bool:
-        """Whether torch's generator is drawn from: a row's place leaves it to itself, so that draws show."""
+        """Return whether torch's generator is drawn from: a row's place leaves it to itself, so that draws show."""
         before = torch.get_rng_state()
         self.gradient({**batch, "row": torch.tensor(0)})
         moved = not torch.equal(torch.get_rng_state(), before)
@@ -120,12 +120,12 @@ class _Trial:
         return [torch.zeros_like(p) if g is None else g for g, p in zip(grads, tree.leaves(self.model), strict=True)]
 
     def _counts(self) -> list[tuple[str, Tensor]]:
-        """The buffers that are no part of a model: whole numbers."""
+        """Return the buffers that are no part of a model: whole numbers."""
         trainer = self.task.trainer
         return [] if trainer is None else [(n, b) for n, b in trainer.named_buffers() if not b.is_floating_point()]
 
     def kept(self) -> dict[tuple[int, str], str]:
-        """What layers of the user's own hold beside parameters and buffers, in words that are equal where it is."""
+        """Return what layers of the user's own hold beside parameters and buffers, in words that are equal where it is."""
         return {
             (copy, f"{path}.{name}" if path else name): _in_words(value)
             for copy, path, layer in _own_layers(self.task)
@@ -139,7 +139,7 @@ class _Trial:
         return [name for name, value in self._counts() if not torch.equal(value, self.known[name])]
 
     def padded(self) -> dict[str, Tensor]:
-        """The batch with padded rows, which repeat the first as the engine's do."""
+        """Return the batch with padded rows, which repeat the first as the engine's do."""
         wide = {name: torch.cat([t, t[:1].expand(PADDING, *t.shape[1:])]) for name, t in self.batch.items() if name in ("x", "y")}
         rows = len(self.batch["y"])
         mask = torch.cat([torch.ones(rows), torch.zeros(PADDING)]).to(next(iter(self.model.values())).dtype)
@@ -151,7 +151,7 @@ OF_TORCH = frozenset(vars(nn.Module()))  # where torch keeps parameters, buffers
 
 
 def _own_layers(task: Task) -> Iterator[tuple[int, str, nn.Module]]:
-    """The layers of the user's own in the copy that trains (0) and in the one that evaluates (1), with their paths."""
+    """Yield the layers of the user's own in the copy that trains (0) and in the one that evaluates (1), with their paths."""
     evaluator = getattr(getattr(task.apply, "__self__", None), "evaluator", None)
     for copy, root in enumerate((task.trainer, evaluator)):
         for path, layer in () if root is None else root.named_modules():
@@ -172,7 +172,7 @@ def _left_alone(task: Task) -> Iterator[None]:
 
 
 def _changed(now: Mapping[tuple[int, str], str], before: Mapping[tuple[int, str], str]) -> str | None:
-    """The first attribute that is not what it was."""
+    """Return the name of the first attribute that is not what it was; None where all are."""
     return next((name for (copy, name), value in now.items() if before.get((copy, name)) != value), None)
 
 
@@ -195,13 +195,13 @@ def _in_words(value: Any, depth: int = 3) -> str:
 
 
 def _generators() -> tuple[bytes, str, int]:
-    """The states of the global random generators."""
+    """Return the states of the global random generators."""
     numpy_state: Any = np.random.get_state(legacy=True)
     return torch.get_rng_state().numpy().tobytes(), f"{numpy_state[1].tobytes()!r}{numpy_state[2:]}", hash(random.getstate())
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two lists of tensors agree, up to the order of sums."""
+    """Return whether two lists of tensors agree, up to the order of sums."""
     largest = max((float(t.detach().abs().max()) for t in b if t.numel()), default=0.0)
     if not all(bool(torch.isfinite(t).all()) for t in (*a, *b)):
         return True  # nothing can be said
@@ -273,7 +273,7 @@ def _remembers(name: str) -> ModuleProblem:
 
 
 def _short(trial: _Trial) -> ModuleProblem | None:
-    """The last batch of a client may be of a single row."""
+    """Return the problem of a module that fails on the shortest batch, or None: a client's last one may be of a single row."""
     try:
         with keyed(7):
             trial.gradient(trial.short)

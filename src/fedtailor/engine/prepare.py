@@ -101,7 +101,7 @@ class Prepared:
 
     @property
     def is_secret(self) -> bool:
-        """Whether noise comes from the run's secret, which must then be kept to go on."""
+        """Return whether noise comes from the run's secret, which must then be kept to go on."""
         rows, crowd = self.algorithm.opt.privacy, self.plan.crowd
         return (rows is not None and rows.seed is None) or (crowd is not None and not crowd.secret.known)
 
@@ -113,7 +113,7 @@ class Prepared:
 
     @cached_property
     def privacy(self) -> dict[str, Any]:
-        """What the run will have spent when it ends; epsilon is None where the method is not private."""
+        """Return what the run will have spent when it ends; epsilon is None where the method is not private."""
         out = {"epsilon_max": None, "epsilon": None, **crowd_spent(self.plan, self.options)}
         if self.plan.uses is not None:
             out |= spent(self.plan, visits_of(self.plan, self.options.rounds, self.size))
@@ -123,7 +123,7 @@ class Prepared:
         return {**out, "not_counted": not_counted(self.federation, self._also_read())}
 
     def _also_read(self) -> list[str]:
-        """What this run learns from the rows, or may have learnt, beside what epsilon counts."""
+        """Return what this run learns from the rows, or may have learnt, beside what epsilon counts."""
         lines = []
         if self.options.score is None and self.task.lead is not None:
             lines.append("the choice of the score, by the share of the rarer class among the training rows (give --score)")
@@ -147,7 +147,7 @@ class Prepared:
         return max(1, rounds // 20) if asked is None else asked
 
     def is_judged(self, done: int) -> bool:
-        """Whether clients are measured after so many rounds."""
+        """Return whether clients are measured after so many rounds."""
         return done == self.options.rounds or bool(self.every and done % self.every == 0)
 
     @cached_property

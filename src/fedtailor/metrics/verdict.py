@@ -215,7 +215,8 @@ def few_words(gains: Paired) -> str:
 
 
 def plain(value: float, scale: float | None = None) -> str:
-    """A measure with four decimals, or four digits where it is large or tiny; ``scale`` is the number whose digits it follows."""
+    """Return a measure with four decimals, or four digits where it is large or tiny; ``scale`` is the number whose digits it
+    follows."""
     size = abs(value if scale is None else scale)
     if abs(value) <= 1e-9 * size:
         value = 0.0

@@ -58,7 +58,7 @@ def sentence(advice: Mapping[str, Any]) -> str:
 
 
 def lam_of(advice: Mapping[str, Any]) -> float | None:
-    """The advised lam, where the method has one (0 is training alone, infinity one model): FedAvgFT, for one, has none."""
+    """Return the advised lam, where the method has one (0 is training alone, infinity one model): FedAvgFT, for one, has none."""
     lam = number(advice.get("lam"))
     if advice["regime"] in ("shared", "clusters"):
         return math.inf

@@ -119,7 +119,7 @@ def called(module: nn.Module, state: dict[str, Tensor], places: Mapping[str, str
 
 
 def draws(module: nn.Module) -> bool:
-    """Whether a module may draw from torch's generator when it trains; a module that is not torch's or ours may."""
+    """Return whether a module may draw from torch's generator when it trains; a module that is not torch's or ours may."""
     return any(_may_draw(layer) for layer in module.modules())
 
 

@@ -35,7 +35,7 @@ class Block:
         return Block(self.name, tuple(n for n in self.parameters if n in moving), self.path, (evaluator, trainer))
 
     def is_tied_outside(self, aliases: Mapping[str, str]) -> bool:
-        """Whether a module of the block uses a parameter that is known under a name outside the module."""
+        """Return whether a module of the block uses a parameter that is known under a name outside the module."""
         starts = tuple(f"{path}." if path else "" for path in self.path)
         here = [name for name in self.parameters if name in aliases]
         return any(name.startswith(start) and not aliases[name].startswith(start) for name in here for start in starts)
@@ -135,7 +135,7 @@ def default_groups(root: nn.Module, aliases: Mapping[str, str]) -> dict[str, tup
 
 
 def _owns_weights(layer: nn.Module) -> bool:
-    """Whether a layer has weights of its own; those of a parametrization (weight norm) are the layer's that it is in."""
+    """Return whether a layer has weights of its own; those of a parametrization (weight norm) are the layer's that it is in."""
     if isinstance(layer, ParametrizationList):
         return False
     return is_parametrized(layer) or any(True for _ in layer.parameters(recurse=False))
