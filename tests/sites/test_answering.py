@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -34,16 +35,22 @@ answering.start_tasks(sys.argv.pop(1))
 """
 
 
-@pytest.fixture
-def standing_by(tmp_path):
-    folder = tmp_path / ("a folder with a long name " * 6)  # longer than the address of a socket may be
-    folder.mkdir()
+@contextmanager
+def started(folder):
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", STANDING_BY, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout.readline() == "ready\n"
-        yield folder, process
+        yield process
         process.kill()
+
+
+@pytest.fixture
+def standing_by(tmp_path):
+    folder = tmp_path / ("a folder with a long name " * 6)  # longer than the address of a socket may be
+    folder.mkdir()
+    with started(folder) as process:
+        yield folder, process
 
 
 def wait_for(told, seconds=20):
@@ -76,6 +83,11 @@ def test_the_process_that_stands_by_ends_with_flowers_own(standing_by):
     process.kill()  # as hard as it can be
     process.wait()
     wait_for(lambda: not knock.opened(str(folder), []))
+
+
+def test_where_none_can_stand_by_flowers_own_command_works_as_it_would(tmp_path):
+    with started(tmp_path / "not there"):
+        assert not knock.opened(str(tmp_path), [])
 
 
 def test_without_one_that_stands_by_a_message_has_a_process_of_its_own(tmp_path):

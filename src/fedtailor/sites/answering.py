@@ -53,7 +53,8 @@ def start_tasks(folder: str) -> None:
     from flwr.supercore.cli import flower_superexec
 
     if sys.platform.startswith("linux"):
-        _stand_by(Path(folder))
+        with suppress(OSError):  # a disk without sockets, a system without /proc: every message imports anew
+            _stand_by(Path(folder))
     flower_superexec()
 
 
