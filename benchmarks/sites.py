@@ -336,7 +336,7 @@ that of all processes of one site.
 
 A message as Flower packs it, before TLS and HTTP: {down:,.0f} bytes down ({over_down} over the model), {up:,.0f} up
 ({over_up}); a record of Flower's with the model alone: {flower:,.0f} ({over_flower}). The rest upward is what a site says for
-every object of a message that it asks for or sends: nearly a kilobyte of HTTP with its key and a signature. A message of ours
+every object of a message that it asks for or sends: about a kilobyte of HTTP with its key and a signature. A message of ours
 has one array for each type of number, whatever the number of tensors; Flower's own has one for each tensor.
 
 Flower's own FedAvg is an app in the manner of its quickstart, written without fedtailor (`benchmarks/flower_app.py`), under
