@@ -137,6 +137,20 @@ def test_alternating_steps_are_differentiated_too():
     torch.testing.assert_close(grad(after)(task.init())["bias"], numeric(after, task.init(), "bias"), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("form", ["walked", "padded"])
+def test_the_step_size_is_differentiated_too(module, form):
+    """Before: zero in silence on padded rows, and torch's error on a linear model."""
+    task = Task.from_module(seeded(MODULES[module]))
+    data = batches(X, Y, STEPS) if form == "walked" else padded()
+
+    def after(rate):
+        return task.risk(descend(task.risk, task.init(), data, SGD(lr=rate["lr"])), WHOLE)
+
+    rate = {"lr": torch.tensor(0.3, dtype=torch.float64)}
+    torch.testing.assert_close(grad(after)(rate)["lr"], numeric(after, rate, "lr"), rtol=1e-5, atol=1e-7)
+
+
 def test_a_gradient_in_closed_form_is_differentiated_too():
     task = Task.from_module(seeded(MODULES["linear"]))
 
@@ -202,3 +216,23 @@ def test_a_bilevel_method_gives_the_same_numbers_on_both_engines(module):
     assert max(float(leaf.abs().max()) for leaf in slopes[0].values()) > 1e-3
     for name in slopes[0]:
         torch.testing.assert_close(slopes[1][name], slopes[0][name], rtol=1e-9, atol=1e-11)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByTheTape(Maml):
+    """The same derivative by ``requires_grad`` and ``torch.autograd.grad``, which ``vmap`` cannot take."""
+
+    def client_update(self, task, shared, personal, data, rnd):
+        start = tree.map(lambda leaf: leaf.detach().clone().requires_grad_(), shared["model"])
+        end = descend(task.risk, start, data, self.optimizer(rnd))
+        slopes = torch.autograd.grad(
+            task.risk(end, {name: data[name][0] for name in ("x", "y", "mask", "key")}), list(start.values())
+        )
+        return {"slope": dict(zip(start, slopes, strict=True))}, personal
+
+
+def test_what_vmap_cannot_differentiate_takes_the_loop_engine_or_says_so():
+    data, how = federation((9, 9)), {"rounds": 1, "workers": 1}
+    assert ft.run(ByTheTape(), data, seeded(MODULES["linear"]), **how).summary["engine"] == "loop"
+    with pytest.raises(InvalidArgument, match=r"cannot be vectorized .*use engine='loop'"):
+        ft.run(ByTheTape(), data, seeded(MODULES["linear"]), engine="vectorized", **how)

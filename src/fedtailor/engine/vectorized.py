@@ -26,6 +26,8 @@ from fedtailor.task.device import backend, is_full
 MEMORY = 256 * 2**20  # bytes of batches and models that a chunk may take on the CPU
 SHARE, LEAST = 0.125, 16 * 2**20  # of another device's free memory, and what it may take at least (gradients take as much again)
 WASTE = 1.5  # a bucket's longest client has at most this many times the work of its shortest
+# what torch says where a method differentiates in a way that it cannot under vmap: by the tape, or forwards
+UNMAPPED = ("inside of a function being transformed", "must implement the jvp function")
 
 
 Out = TypeVar("Out")
@@ -37,6 +39,9 @@ def explained(who: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        if any(words in str(error) for words in UNMAPPED):
+            first = str(error).splitlines()[0]
+            raise InvalidArgument(f"{who} cannot be vectorized ({first}); use engine='loop' (auto does)") from error
         if "randomness" not in str(error):
             raise
         raise InvalidArgument(

@@ -98,13 +98,14 @@ def descend(
     any tree. ``rates`` multiplies the step size of single parameters; with rate 0 a parameter (or buffer) is frozen: no
     gradient, no decay, no momentum. With a private ``opt`` buffers do not move at all.
 
-    What it returns can be differentiated, in ``params``, the penalty, the rows and whatever ``risk`` is a function of, wherever
-    somebody does (``torch.func.grad`` around it, or tensors on the tape); the steps are then slower, and all of them are kept.
+    What it returns can be differentiated, in ``params``, the penalty, the rows, the step size and whatever ``risk`` is a
+    function of, wherever somebody does (``torch.func.grad`` around it, or tensors on the tape); the steps are then slower, and
+    all of them are kept.
     """
     data, (use,) = _unlocked(data, [opt])
     rates, penalty, meter = rates or {}, penalty or Penalty(), running()
     asked = task_of(risk, params, lambda: _first(data))
-    followed = asked.followed or is_followed(params, *penalty.tensors(), _rows(data))
+    followed = asked.followed or is_followed(params, *penalty.tensors(), _rows(data), _rate(opt))
     if asked.task is not None and not followed and not isinstance(data, Batches):
         end = descend_stacked(asked.task, params, data, opt, penalty, rates, use)
     else:
@@ -123,6 +124,11 @@ def descend(
 def _rows(data: Any) -> Any:
     """Return a client's rows, as they are given."""
     return data.rows if isinstance(data, Batches) else data["x"]
+
+
+def _rate(opt: Optimizer) -> Any:
+    """Return an optimiser's step size, of the first step where it changes with them."""
+    return opt.lr(0) if callable(opt.lr) else opt.lr
 
 
 def _view(data: Any, followed: bool, opts: Sequence[Optimizer]) -> Walked:
@@ -192,7 +198,7 @@ def alternate(turns: Sequence[Turn], params: Mapping[str, Any], data: Any, chann
     data, uses = _unlocked(data, [turn.opt for turn in turns])
     points: dict[str, Point] = {}
     descents = []
-    view = _view(data, is_followed(params, _rows(data)), [turn.opt for turn in turns])
+    view = _view(data, is_followed(params, _rows(data), *[_rate(turn.opt) for turn in turns]), [turn.opt for turn in turns])
     for turn, use in zip(turns, uses, strict=True):
         branch_params = params[turn.branch]
         source = Source(_on_branch(turn, params, points), None, branch_params, turn.rates, traced=isinstance(view, Followed))
