@@ -1,8 +1,9 @@
 """The cluster engine beside Flower's simulation (W1), and two nodes beside one (W2); writes docs/results/cluster.md.
 
 ``python -m benchmarks.cluster`` starts every measurement in a process of its own: ``python -m benchmarks.cluster WAY ROWS.npz
-OUT.json``. All that is timed are rounds: processes have started and have their rows. One node and two are timed in turns within
-one process, on nodes of one CPU and one thread each, so that both sides see the same load.
+OUT.json``; ``python -m benchmarks.cluster "W1 here"`` measures that way only, and the others' figures are kept. All that is timed
+are rounds: processes have started and have their rows. One node and two are timed in turns within one process, on nodes of one
+CPU and one thread each, so that both sides see the same load.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -26,6 +28,7 @@ from torch import Tensor, nn
 
 import fedtailor as ft
 from benchmarks import bare, w1, w2
+from benchmarks.kept import keep
 from fedtailor.engine.shards import Places
 
 PAGE = Path("docs/results/cluster.md")
@@ -178,15 +181,15 @@ def write_rows(folder: Path) -> dict[str, str]:
     return {case: str(folder / f"{case}.npz") for case in shapes}
 
 
-def measured() -> Found:
-    """Return what every way took, turn by turn."""
+def measured(ways: Sequence[str]) -> Found:
+    """Measure some ways; return what every way measured so far took, turn by turn."""
     found: Found = {}
     with TemporaryDirectory() as spare:
         places, out = write_rows(Path(spare)), Path(spare) / "out.json"
-        for way in WAYS:
+        for way in ways:
             command = [sys.executable, "-m", "benchmarks.cluster", way, places[way[:2]], str(out)]
             subprocess.run(command, check=True, timeout=600, env={**os.environ, "OMP_NUM_THREADS": "1"})
-            found[way] = json.loads(out.read_text())
+            found = keep("cluster", way, json.loads(out.read_text()))
             print(way, [[round(one, 4) for one in turn] for turn in found[way]], flush=True)
     return found
 
@@ -252,11 +255,13 @@ def _keys() -> Any:
 
 
 def main(*asked: str) -> None:
-    if asked:
+    if len(asked) == 3 and asked[0] in WAYS and asked[1] not in WAYS:
         way, path, out = asked
         Path(out).write_text(json.dumps(WAYS[way](path)))
         return
-    PAGE.write_text(page(measured()))
+    found = measured(asked or list(WAYS))
+    if set(found) >= set(WAYS):
+        PAGE.write_text(page(found))
 
 
 if __name__ == "__main__":

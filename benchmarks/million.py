@@ -1,6 +1,7 @@
 """A million clients: seconds and memory of a run that is kept, of one that is killed and goes on, and of finding a model.
 
-``python -m benchmarks.million`` runs each in a process of its own and writes docs/results/million.md; ``--clients`` takes fewer.
+``python -m benchmarks.million`` runs each in a process of its own and writes docs/results/million.md; ``--clients`` takes fewer,
+``--part whole --folder DIR`` runs one step (in order: whole, killed, resumed, found) and keeps what it came to.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 
 import fedtailor as ft
+from benchmarks.kept import keep
 from benchmarks.scale import peak_kilobytes
 from fedtailor.data.federation import Federation
 from fedtailor.runs import models
@@ -180,21 +182,25 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=CLIENTS)
     parser.add_argument("--step", choices=STEPS)
     parser.add_argument("--folder", type=Path)
+    parser.add_argument(
+        "--part", action="append", choices=STEPS, help="measure these steps only, in the folder given by --folder"
+    )
     parser.add_argument("--to", type=Path, default=PAGE)
     asked = parser.parse_args()
     if asked.step:
         measured = STEPS[asked.step](asked.clients, asked.folder)
         print(json.dumps({**measured, "peak": peak_kilobytes() * 1024 / 1e9}))
         return
-    folder = Path(tempfile.mkdtemp(prefix="million-"))
+    folder = asked.folder or Path(tempfile.mkdtemp(prefix="million-"))
     try:
-        seen = {}
-        for step in STEPS:
-            seen[step] = alone(step, asked.clients, folder)
+        for step in asked.part or STEPS:
+            seen = keep("million", step, alone(step, asked.clients, folder))
             print(step, seen[step], flush=True)
-        asked.to.write_text(page(asked.clients, seen), encoding="utf-8")
+        if set(seen) >= set(STEPS):
+            asked.to.write_text(page(asked.clients, seen), encoding="utf-8")
     finally:
-        shutil.rmtree(folder)
+        if asked.folder is None:
+            shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

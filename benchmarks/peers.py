@@ -18,9 +18,11 @@ import tempfile
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from benchmarks.kept import keep
 from benchmarks.peer_ways import BATCH, LR, ROUNDS, WAYS
 from fedtailor.data.readers.files import read_idx
 
@@ -153,18 +155,27 @@ Machine: {machine}, {cores} cores.
 
 def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__)
+    flags.add_argument("--case", action="append", choices=CASES, help="measure this case only; the other's figures are kept")
     flags.add_argument("--goes", type=int, default=3)
     flags.add_argument("--data", type=Path, default=Path(os.environ.get("FEDTAILOR_DATA", "../shared/data")))
     asked = flags.parse_args()
     makers = {"table": table, "images": lambda: images(asked.data / "mnist")}
-    sections = []
     with tempfile.TemporaryDirectory() as folder:
-        for case, maker in makers.items():
+        for case in asked.case or CASES:
             rows = Path(folder) / f"{case}.npz"
-            np.savez(rows, **maker())
-            sections.append(section(case, race(case, rows, asked.goes)))
-    tail = TAIL.format(machine=platform.machine(), cores=os.cpu_count())
-    PAGE.write_text("\n".join([HEAD.format(goes=asked.goes), *("\n".join([part, ""]) for part in sections)]) + tail)
+            np.savez(rows, **makers[case]())
+            found = keep("peers", case, {"goes": asked.goes, "medians": race(case, rows, asked.goes)})
+    if set(found) >= set(CASES):
+        PAGE.write_text(page(found))
+
+
+def page(found: dict[str, Any]) -> str:
+    """Return the results in Markdown."""
+    sections = [section(case, found[case]["medians"]) for case in CASES]
+    head = HEAD.format(goes=", ".join(str(found[case]["goes"]) for case in CASES))
+    return "\n".join([head, *("\n".join([part, ""]) for part in sections)]) + TAIL.format(
+        machine=platform.machine(), cores=os.cpu_count()
+    )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from fedtailor.engine.vectorized import VectorizedEngine
 CLIENTS, ROWS, D, CLASSES, COHORT, EPOCHS, BATCH, LR, LAM = 1000, 100, 60, 10, 100, 5, 16, 0.05, 0.5
 
 
-def run(goes: int = 5) -> list[dict[str, Any]]:
+def run(goes: int = 9) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     pairs = [(torch.randn(ROWS, D), torch.randint(CLASSES, (ROWS,))) for _ in range(CLIENTS)]
@@ -36,17 +36,17 @@ def run(goes: int = 5) -> list[dict[str, Any]]:
             lambda: bare.fedavg_round(linear, some, EPOCHS, BATCH, LR),
         ),
         "FedCLUP, linear": (
-            20,
+            50,
             ours(ft.FedCLUP(lam=LAM, lr=LR, epochs=EPOCHS), "linear"),
             lambda: bare.fedclup_round(linear, clup, some, EPOCHS, BATCH, LR, LAM),
         ),
         "Ditto, linear": (
-            20,
+            50,
             ours(ft.Ditto(lam=LAM, lr=LR, epochs=EPOCHS), "linear"),
             lambda: bare.ditto_round(linear, ditto, some, EPOCHS, BATCH, LR, LAM),
         ),
         "FedAvg, MLP 32": (
-            10,
+            30,
             ours(ft.FedAvg(lr=LR, epochs=EPOCHS), "mlp:32"),
             lambda: bare.fedavg_round(mlp, some, EPOCHS, BATCH, LR),
         ),

@@ -54,7 +54,7 @@ def take_steps(descents: Sequence[Descent], view: Walked) -> None:
     for k, (place, batch) in enumerate(view.steps() if moving else ()):
         for d in moving:
             leaves, terms = view.read(d, place)
-            grads = add_gradient(d.gradient(leaves, batch), leaves, d.buffers, d.rates, *terms)
+            grads = add_gradient(d.gradient(leaves, batch), leaves, d.buffers, d.rates, *terms, plain=view.stacked)
             leaves, memory = view.open(d, place, leaves, grads)
             view.optimizer(d, place).step_(leaves, grads, memory, k, d.buffers, d.rates, stacked=view.stacked)
             del grads  # freed before the next backward pass, which reuses the memory

@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedtailor import tree
 from fedtailor.task import Task
+from fedtailor.task.dense import DenseForms
 from fedtailor.task.question import Question
 
 Risk = Callable[[Any, Mapping[str, Tensor]], Tensor]
@@ -64,7 +65,18 @@ def plain(source: Source) -> Gradient:
     """Return the plain gradient of the risk as a function; a buffer's is (old - new), see ``Task.risk``."""
     if source.task is not None and source.task.gradient is not None:
         return _closed_form(source, source.task.gradient)
+    if source.stacked and source.task is not None and source.task.layered is not None:
+        return _by_layers(source, source.task.layered)
     return _traced(source) if source.traced else _taped(source)
+
+
+def _by_layers(source: Source, forms: DenseForms) -> Gradient:
+    taped, by_layers = _taped(source), _closed_form(source, forms.gradient)
+
+    def gradient(leaves: list[Tensor], batch: Mapping[str, Tensor]) -> list[Tensor | None]:
+        return (by_layers if forms.takes(batch) else taped)(leaves, batch)
+
+    return gradient
 
 
 def _closed_form(source: Source, formula: Callable[[Any, Mapping[str, Tensor]], Mapping[str, Tensor]]) -> Gradient:

@@ -71,8 +71,11 @@ def add_gradient(
     pull: float | Tensor,
     center: Sequence[Tensor | None] | None,
     slope: Sequence[Tensor | None] | None,
+    plain: bool = False,
 ) -> list[Tensor | None]:
     """Return the sum of the penalty's gradient and the risk's (new tensors: the risk's gradients are not changed).
+
+    ``plain`` says that no tensor belongs to ``vmap`` or to the tape, so that memory may be used again.
 
     A gradient of None is zero: the parameter is frozen, or the risk does not depend on it.
     """
@@ -82,7 +85,8 @@ def add_gradient(
             continue
         leaf_center = center[i] if center is not None else None
         if leaf_center is not None:
-            out[i] = _sum(out[i], _scaled(param - leaf_center, pull))
+            pulled, grad = _scaled(param - leaf_center, pull), out[i]
+            out[i] = pulled.add_(grad) if plain and grad is not None else _sum(grad, pulled)
         if slope is not None:
             out[i] = _sum(out[i], slope[i])
     return out
@@ -93,7 +97,7 @@ def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 
 def _scaled(difference: Tensor, pull: float | Tensor) -> Tensor:
-    """Return pull * difference, where ``pull`` may hold one number per client (the first axis)."""
-    if isinstance(pull, Tensor) and pull.dim():
-        return pull.view(-1, *[1] * (difference.dim() - 1)) * difference
-    return difference * pull
+    """Return pull * difference, where ``pull`` may hold one number per client (the first axis); ``difference`` is used up."""
+    if isinstance(pull, Tensor):
+        return pull.view(-1, *[1] * (difference.dim() - 1)) * difference if pull.dim() else difference * pull
+    return difference.mul_(pull)

@@ -18,6 +18,7 @@ from fedtailor.local.gradients import Source
 from fedtailor.local.optim import Optimizer
 from fedtailor.local.penalty import Penalty
 from fedtailor.task import Task
+from fedtailor.task.linear import laid_out
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,13 +81,21 @@ class _Descend(torch.autograd.Function):
         return tuple(out), (0,) * len(out)
 
 
+def _copied(leaf: Tensor, layered: bool) -> Tensor:
+    """Return a copy of a leaf that steps can change in place, laid out for products."""
+    return copied(leaf.mT).mT if layered and leaf.dim() == 3 else copied(leaf)
+
+
 def _run(call: _Call, tensors: list[Tensor]) -> list[Tensor]:
     """Take the steps and return the parameters after them."""
     wide = tree.refill(call.like, iter(tensors))
-    own = {name: copied(leaf) if call.rates.get(name, 1.0) else leaf for name, leaf in wide["params"].items()}
+    layered = call.task.gradient is not None or call.task.layered is not None
+    if layered:  # all matrices in one layout, in which products and steps are fast
+        wide |= {part: tree.map(laid_out, wide[part]) for part in ("center", "slope") if part in wide}
+    own = {name: _copied(leaf, layered) if call.rates.get(name, 1.0) else leaf for name, leaf in wide["params"].items()}
     penalty = Penalty(wide.get("pull", call.pull), wide.get("center"), wide.get("slope"))
     opt = call.opt.using(wide["lr"], call.opt.radius) if "lr" in wide else call.opt
     source = Source(call.task.risk, call.task, own, call.rates, stacked=True)
     point = Point(own, list(own.values()))
     take_steps([Descent(source, point, opt, penalty, call.use)], Stacked(wide["data"]))
-    return point.leaves
+    return [leaf.contiguous() for leaf in point.leaves]

@@ -33,6 +33,7 @@ def placed(task: Task, device: torch.device) -> Task:
     return replace(
         task,
         **copied,
+        layered=None if task.layered is None else replace(task.layered, forward=copied["forward"]),
         init=lambda: moved(task.init(), device),
         inputs=None if task.inputs is None else moved(task.inputs, device),
         public=None if task.public is None else moved(task.public, device),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedtailor import tree
 from fedtailor.errors import InvalidArgument, ModelMismatch
+from fedtailor.task.dense import DenseForms
 from fedtailor.task.frozen import Segment, copies, frozen_names, prefix_length
 from fedtailor.task.kinds import CLASSIFICATION, KINDS, Kind, kind_of
 from fedtailor.task.layers import batch_context, keyed
@@ -69,6 +70,7 @@ class Task:
     seed: int = 0  # of what a method initializes at random beside the model
     clients: int = 0  # an upper bound on those that take part; known once the task meets data
     trainer: nn.Module | None = None  # the module that ``forward`` runs
+    layered: DenseForms | None = None  # the gradient of stacked models and batches where the network is linear layers and ReLU
     clipped: Clipped | None = None  # sums of clipped gradients in closed form; takes stacked models and batches as well
     metrics: tuple[Metric, ...] = ()  # beside those of the kind
     notes: tuple[str, ...] = ()  # for the user, on how the model starts and what it is judged by
@@ -80,6 +82,8 @@ class Task:
             form = getattr(getattr(self, name), "__self__", None)
             if isinstance(form, LinearForms) and not form.fits(self.apply, self.example_loss):
                 object.__setattr__(self, name, None)
+        if self.layered is not None and not self.layered.fits(self.forward, self.example_loss):
+            object.__setattr__(self, "layered", None)
 
     @property
     def score(self) -> Metric:
@@ -267,6 +271,7 @@ def _from_module(
         kind=kind,
         forward=None if form else functions.forward,
         gradient=form.gradient if form else None,
+        layered=None if form or packing or frozen_tensors or aliases else DenseForms.of(trainer, kind, functions.forward),
         frozen=frozen_tensors,
         channels_last=bool(_own(module, "channels_last", False)),
         row_bytes=int(_own(module, "row_bytes", 0)),
