@@ -7,8 +7,9 @@ No upload is kept: memory is for one model and the outputs on the rows, whatever
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,17 +21,26 @@ from fedtailor import tree
 from fedtailor.data.batches import Batches
 from fedtailor.local import Adam, descend
 from fedtailor.local.meter import metered
+from fedtailor.server.at_once import Apply, at_once
 from fedtailor.server.reduce import Reduce, mean
 from fedtailor.task import Task
 
 Model = Mapping[str, Tensor]
 CHUNK = 128  # rows at once: with more, convolutions take longer per row
+PARTS, PARTED = 2, 32  # a step of a student on images is taken in so many parts, from so many rows on: on any number of cores
 
 
 def outputs(task: Task, model: Any, x: Tensor) -> Tensor:
     """A model's outputs on ``x`` in evaluation mode, computed ``CHUNK`` rows at a time."""
-    with torch.no_grad():
-        return torch.cat([task.apply(model, in_fast_layout(task, part)) for part in x.split(CHUNK)])
+
+    def answer(part: Tensor) -> Callable[[Apply], Tensor]:
+        def job(apply: Apply) -> Tensor:
+            with torch.no_grad():
+                return apply(model, in_fast_layout(task, part))
+
+        return job
+
+    return torch.cat(at_once(task, [answer(part) for part in x.split(CHUNK)], x))
 
 
 def in_fast_layout(task: Task, x: Tensor) -> Tensor:
@@ -90,19 +100,42 @@ def distill(
     """The student after a step of Adam on each batch of rows (``index``, [steps, batch], -1 where there is none).
 
     It learns in evaluation mode: no dropout, norms with their running statistics, which stay as they are. ``cosine`` takes the
-    rate of step r of R to lr (1 + cos(pi r/R))/2. ``frozen`` has rate 0 for what must not move.
+    rate of step r of R to lr (1 + cos(pi r/R))/2. ``frozen`` has rate 0 for what must not move. The gradient on a batch of
+    images is the sum of those on its two halves, which are computed at once where there are two cores.
     """
-
-    def risk(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        return task.kind.gap(task.apply(model, in_fast_layout(task, batch["x"])), batch["y"], temperature).mean()
 
     def cosine_rate(step: int) -> float:
         return lr * (1 + math.cos(math.pi * step / len(index))) / 2
 
     rates = {**{name: 0.0 for name in student if tree.is_buffer(name)}, **(frozen or {})}
     batches = Batches(x, target, index, np.zeros(len(index), np.int64))
+    moving = [name for name in student if rates.get(name, 1.0)]
+    taught = replace(task, gradient=partial(_lesson, task, moving, temperature), layered=None)
     with metered(None):  # the server's work is no client's
-        return descend(risk, student, batches, Adam(lr=lr if schedule == "constant" else cosine_rate), rates=rates)
+        return descend(taught.risk, student, batches, Adam(lr=lr if schedule == "constant" else cosine_rate), rates=rates)
+
+
+def _lesson(
+    task: Task, moving: Sequence[str], temperature: float, model: dict[str, Tensor], batch: Mapping[str, Tensor]
+) -> dict[str, Tensor | None]:
+    """Return the gradient, in the parameters that move, of the mean gap between a student's answers and the targets."""
+    x, y = batch["x"], batch["y"]
+
+    def learn(rows: Tensor, target: Tensor) -> Callable[[Apply], Sequence[Tensor | None]]:
+        def job(apply: Apply) -> Sequence[Tensor | None]:
+            free = {name: model[name].detach().requires_grad_() for name in moving}
+            gap = task.kind.gap(apply({**model, **free}, in_fast_layout(task, rows)), target, temperature)
+            return torch.autograd.grad(gap.mean() * (len(rows) / len(x)), list(free.values()), allow_unused=True)
+
+        return job
+
+    count = PARTS if x.dim() == 4 and len(x) >= PARTED else 1
+    parts = zip(x.tensor_split(count), y.tensor_split(count), strict=True)
+    first, *others = at_once(task, [learn(*part) for part in parts], x)
+    grads = dict(zip(moving, first, strict=True))
+    for other in others:
+        grads = {name: g if h is None else g + h for (name, g), h in zip(grads.items(), other, strict=True)}
+    return grads
 
 
 def distance(a: Tensor, b: Tensor) -> Tensor:
