@@ -121,7 +121,7 @@ def least(mine: Mapping[str, Mapping[str, float]], label: str) -> str:
     measured = ratio(mine, "perada_kd")
     return (
         f"{label} with KD: at most {TWICE:g} times Ditto's round is asked for: {'held' if measured <= TWICE else '**not held**'} "
-        f"({measured:.2f}). A row of a teacher takes {teacher:.2f} ms of one core, one in a step of the student {student:.2f} ms. "
+        f"({measured:.2f}). A row of a teacher takes {teacher:.2f} ms of one core, one in a student's step {student:.2f} ms. "
         f"In a round that is {answers:.1f} s for what {DATA['clients']} teachers and the student before and after say, and "
         f"{steps:.1f} s for the student's steps. Shared out over {cores} cores with nothing lost, beside the clients' "
         f"{plain:.2f} s, a round would be {whole:.1f} times Ditto's, and {(plain + answers / cores) / ditto:.1f} times without "
