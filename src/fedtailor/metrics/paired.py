@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtr, stdtr, stdtrit
 
 from fedtailor.errors import InvalidArgument, InvalidData
 from fedtailor.task.scores import Metric
@@ -113,12 +112,16 @@ class Scatter(NamedTuple):
 
     @property
     def half_width(self) -> float:
+        from scipy.special import stdtrit  # what is imported here is not needed for a first round
+
         return float(self.error * stdtrit(self.freedom, 0.975)) if self.freedom > 0 and self.error > 0 else self.error
 
     def around(self, mean: float) -> tuple[float, float, float]:
         """Return the ends of the 95 % interval of a mean, and the two-sided p-value of no difference, by Student's law."""
         if self.error == 0 or self.freedom <= 0:
             return mean, mean, 1.0 if mean == 0 or self.freedom <= 0 else 0.0
+        from scipy.special import stdtr
+
         p = 2 * stdtr(self.freedom, -abs(mean) / self.error)
         return mean - self.half_width, mean + self.half_width, float(p)
 
@@ -192,6 +195,8 @@ def interval(gains: ArrayLike, seed: int = 0) -> tuple[float, float]:
     sizes = [min(block, DRAWS - start) for start in range(0, DRAWS, block)]
     means = np.concatenate([known[rng.integers(len(known), size=(size, len(known)))].mean(1) for size in sizes])
     n = len(known)
+    from scipy.special import ndtr, stdtrit
+
     outer = float(ndtr(-math.sqrt(n / (n - 1)) * stdtrit(n - 1, 0.975))) if n > 1 else 0.0
     low, high = np.quantile(means, (outer, 1 - outer))
     return float(low), float(high)
