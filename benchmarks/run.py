@@ -21,7 +21,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "results" / "speed.md"
 HEAD = """# Speed and memory
 
 Written by `make bench`. Every ratio is between two ways of doing the same steps, timed turn about in one run; times are medians
-(W1: of nine goes, W2 and W3: three, the start: five) and depend on the machine, ratios much less. W1, W2 and W3 are described in
+(W1: of nine goes, W2 and W3: two, the start: five) and depend on the machine, ratios much less. W1, W2 and W3 are described in
 `benchmarks/`. Measuring is evaluation (about twenty times in a run; in W2 after every round) with the measures of the end; what
 is timed there is a whole `ft.run`.
 

@@ -122,11 +122,11 @@ def _case(
     return found
 
 
-def small(goes: int = 3) -> list[dict[str, Any]]:
+def small(goes: int = 2) -> list[dict[str, Any]]:
     return _case("W2 CNN2", ft.models.cnn(2, (28, 28), 10), (1, 28, 28), 20, 500, 32, 0.60, goes)
 
 
-def large(goes: int = 3) -> list[dict[str, Any]]:
+def large(goes: int = 2) -> list[dict[str, Any]]:
     return _case("W3 ResNet-18-like", resnet18(), (3, 32, 32), 4, 256, 64, 0.75, goes)[1:]
 
 
