@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
 import fedtailor as ft
@@ -95,20 +96,59 @@ def test_a_gate_that_knows_nothing_averages():
     assert np.array_equal(one.predict(0, fed.test.x), other.predict(0, fed.test.x))
 
 
+def test_of_models_that_stand_still_the_pool_has_the_least_log_loss_of_all_clients_rows(tmp_path):
+    """Steps too small to move anything: Newton's steps end where scipy ends on the same sum, written out row by row."""
+    fed, ridge = dealt(clients=5, val=20), 0.05
+    trained(ft.FedAvg(lr=0.3), fed, rounds=3, out=tmp_path / "start")
+    method = ft.FlowGate(lr=1e-12, finetune_epochs=5, finetune_lr=0.4, ridge=ridge, memory=0.0, combine="pool")
+    run = trained(method, fed, rounds=25, start=str(tmp_path / "start"), batch_size=None)
+    rows = []
+    for i in range(len(fed)):
+        x, y = fed.val.client(i)
+        ours, theirs = (run.task.apply(m, x.double()).log_softmax(-1) for m in (run.shared["model"], run.personal[i]["local"]))
+        counts = np.bincount(fed.train.client(i)[1], minlength=3) + 0.5
+        told = evidence(ours.exp(), theirs.exp()).numpy()
+        rows += zip(ours.numpy(), theirs.numpy(), [np.log(counts / counts.sum())] * len(y), told, y.tolist(), strict=True)
+    start = np.zeros(30)
+    start[[9, 19]] = 0.5
+
+    def loss(theta):
+        total = 0.0
+        for ours, theirs, shares, told, y in rows:
+            a, b, d = (told @ part for part in theta.reshape(3, 10))
+            z = a * ours + b * theirs + d * shares
+            total += np.log(np.exp(z - z.max()).sum()) + z.max() - z[y]
+        return total / len(fed) + ridge / 2 * ((theta - start) ** 2).sum()
+
+    least = minimize(loss, start, method="BFGS", options={"gtol": 1e-6}).fun
+    ours = run.shared["gate"].numpy()
+    assert loss(start) - least > 0.01
+    assert loss(ours) - least < 1e-6
+
+
+def test_a_pool_that_knows_nothing_takes_the_geometric_mean():
+    fed = dealt()
+    blind = ft.Federation.from_arrays(*([s.client(i) for i in range(len(fed))] for s in (fed.train, fed.test)))
+    run = trained(ft.FlowGate(**WORK, combine="pool"), blind)
+    x = fed.test.x
+    ours, theirs = (run.task.apply(m, x.double()).log_softmax(-1) for m in (run.shared["model"], run.personal[0]["local"]))
+    assert torch.allclose(torch.as_tensor(run.predict(0, x)), ((ours + theirs) / 2).log_softmax(-1), atol=1e-12)
+
+
 def test_while_it_warms_up_the_gate_stands_still():
     run = trained(ft.FlowGate(**WORK, warmup=4), dealt())
     assert not run.shared["gate"].any()
     assert trained(ft.FlowGate(**WORK, warmup=3), dealt()).shared["gate"].any()
 
 
-@pytest.mark.parametrize("combine", ["gate", "stack"])
+@pytest.mark.parametrize("combine", ["gate", "pool", "stack"])
 def test_it_keeps_the_laws(combine):
     method = ft.FlowGate(**WORK, combine=combine, inference="soft", warmup=1)
     assert {v.number for v in ft.check_algorithm(method, network(), laws=(1, 2, 3, 4, 10))} == {1, 2, 3, 4, 10}
 
 
 def test_what_it_cannot_do_is_refused():
-    with pytest.raises(InvalidArgument, match="combine must be one of gate, average, stack"):
+    with pytest.raises(InvalidArgument, match="combine must be one of gate, pool, average, stack"):
         ft.FlowGate(combine="vote")
     with pytest.raises(InvalidArgument, match="chooses between two classifiers"):
         ft.run(ft.FlowGate(), _regression(), rounds=1)

@@ -1,4 +1,4 @@
-"""FlowGate: every row is answered by the shared model or by the client's own, as one gate that knows their confidences decides.
+"""FlowGate: every row is answered by the shared model, by the client's own or by both, as their confidences tell.
 
 What it does
     w is trained as by FedAvg. Before it predicts, a client fine-tunes a copy v of w, as by FedAvgFT (``finetune_epochs`` or
@@ -11,6 +11,11 @@ What it does
     clients plus ridge/2 |theta|^2, whose quadratics it remembers over rounds with weights ``memory``^age.
     Prediction is that of w where q > 1/2 and of v where q < 1/2, in log-probabilities; ``inference="soft"`` mixes the
     probabilities by q. While the gate knows nothing (no round yet, no validation rows) both are averaged.
+    ``combine="pool"`` weighs in the place of choosing: the scores of the classes are z = a log p_w + b log p_v + d log s, where s
+    are the client's own shares of the classes in its training rows, (n_c + 1/2) / (n + K/2), and a, b, d are linear in the ten
+    numbers of a row (30 weights theta for all clients). They start at the geometric mean of both models (a = b = 1/2, d = 0) and
+    are fitted to the log loss on all validation rows, by the same Newton steps on clients' sums (930 numbers), with ridge/2
+    |theta - start|^2. The loss is convex in theta. s stays with the client.
     ``combine="average"`` always averages; ``combine="stack"`` takes a weight of w for each client, of eleven from 0 to 1 that
     with the least loss on its validation rows. They have the same w and v: yardsticks for the gate.
 Reference
@@ -18,7 +23,7 @@ Reference
     clients' gradients and Hessians: federated iteratively reweighted least squares.
 Differs from the paper
     FLOW's router is a network on the raw row, trained through the mixture on training rows. Here w learns from its own risk on
-    all rows, v is fine-tuned on all rows, and the two are told apart by what they answer.
+    all rows, v is fine-tuned on all rows, and the two are told apart by what they answer. FLOW does not know shares of classes.
 Limits
     The shared model is FedAvg's. With memory = 0, all clients and models that stand still, the gate is the logistic
     regression of all clients' rows together, with that ridge.
@@ -36,11 +41,13 @@ import torch
 
 from fedtailor import tree
 from fedtailor.algorithms.base import Algorithm, Limit, amount, param
+from fedtailor.algorithms.prototypes import count_labels
 from fedtailor.errors import InvalidArgument
 from fedtailor.local import descend
 
 NUMBERS = 10  # of a row: nine that tell, and a one
 GRID = 11
+LOOK, LOOK_AT_THE_END = "look", "personalize:look"  # every training row once, to count labels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +56,7 @@ class FlowGate(Algorithm):
     finetune_epochs: int | None = param(None, ge=1)  # one epoch if neither is given
     finetune_steps: int | None = param(None, ge=1)
     finetune_lr: float | None = param(None, gt=0)  # lr if not given
-    combine: Literal["gate", "average", "stack"] = "gate"
+    combine: Literal["gate", "pool", "average", "stack"] = "gate"
     inference: Literal["hard", "soft"] = "hard"
     ridge: float = param(0.01, gt=0)
     memory: float = param(0.98, ge=0, lt=1)
@@ -62,29 +69,42 @@ class FlowGate(Algorithm):
     def stages(self):
         return sorted({0, self.warmup})
 
+    @property
+    def learns(self):
+        """Whether there is something to fit on validation rows of all clients."""
+        return self.combine in ("gate", "pool")
+
     def work(self):
         tuning = amount(self.finetune_steps, self.finetune_epochs)
-        return {**super().work(), **({"local": tuning} if self.combine == "gate" else {}), "personalize": tuning}
+        looks = {LOOK: amount(None, 1), LOOK_AT_THE_END: amount(None, 1)} if self.combine == "pool" else {}
+        return {**super().work(), **({"local": tuning} if self.learns else {}), "personalize": tuning, **looks}
+
+    def beginning(self, like):
+        """The gate's weights before it has seen a row."""
+        if self.combine == "gate":
+            return like.new_zeros(NUMBERS)
+        a = b = torch.cat([like.new_zeros(NUMBERS - 1), like.new_full((1,), 0.5)])
+        return torch.cat([a, b, like.new_zeros(NUMBERS)])
 
     def init_server(self, task):
         if not task.kind.softmax:
             raise InvalidArgument("FlowGate chooses between two classifiers; for other targets use Flow or FedAvgFT")
         model = task.init()
-        if self.combine != "gate":
+        if not self.learns:
             return {"model": model}, {}
-        zeros = next(iter(model.values())).new_zeros(NUMBERS)
-        past = {"hessian": zeros.expand(NUMBERS, NUMBERS).clone(), "target": zeros, "mass": zeros[0].clone()}
-        return {"model": model, "gate": zeros.clone()}, past
+        gate = self.beginning(next(iter(model.values())))
+        past = {"hessian": torch.zeros_like(gate[:, None] * gate), "target": torch.zeros_like(gate), "mass": gate.new_zeros(())}
+        return {"model": model, "gate": gate}, past
 
     def client_update(self, task, shared, personal, data, rnd):
         model = descend(task.risk, shared["model"], data, self.optimizer(rnd))
         upload = {"delta": tree.sub(model, shared["model"])}
-        if self.combine != "gate":
+        if not self.learns:
             return upload, personal
         return {**upload, "gate": self.statistics(task, shared, data, rnd)}, personal
 
     def statistics(self, task, shared, data, rnd):
-        """The gradient and the Hessian of the gate's losses on the validation rows where exactly one model is right."""
+        """The gradient and the Hessian of the gate's losses on validation rows, at the weights received."""
         theta = shared["gate"]
         nothing = {"gradient": torch.zeros_like(theta), "hessian": torch.zeros_like(theta[:, None] * theta)}
         if rnd.number < self.warmup or "val" not in data:
@@ -95,7 +115,10 @@ class FlowGate(Algorithm):
             raise InvalidArgument("FlowGate needs one label per row, not one per position; use another method")
         if not len(y):
             return nothing
-        ours, theirs = (task.apply(m, data["val"]["x"]).softmax(-1) for m in (shared["model"], local))
+        ours, theirs = (task.apply(m, data["val"]["x"]).log_softmax(-1) for m in (shared["model"], local))
+        if self.combine == "pool":
+            return pool_statistics(theta, ours, theirs, log_shares(ours.new_zeros(ours.shape[-1]), data[LOOK]), y, mask)
+        ours, theirs = ours.exp(), theirs.exp()
         w_right, v_right = ours.argmax(-1) == y, theirs.argmax(-1) == y
         seen, weight = evidence(ours, theirs), mask * (w_right != v_right)
         q = (seen @ theta).sigmoid()
@@ -104,18 +127,22 @@ class FlowGate(Algorithm):
 
     def server_update(self, task, shared, server, upload, rnd):
         new = {"model": tree.move(shared["model"], upload["delta"], self.server_lr)}
-        if self.combine != "gate":
+        if not self.learns:
             return new, server
         if rnd.number < self.warmup:
             return {**new, "gate": shared["gate"]}, server
         gradient, hessian = upload["gate"]["gradient"], upload["gate"]["hessian"]
         now = {"hessian": hessian, "target": hessian @ shared["gate"] - gradient, "mass": torch.ones_like(server["mass"])}
         past = {name: self.memory * server[name] + now[name] for name in now}
-        ridge = self.ridge * torch.eye(NUMBERS, dtype=gradient.dtype, device=gradient.device)
-        return {**new, "gate": torch.linalg.solve(past["hessian"] / past["mass"] + ridge, past["target"] / past["mass"])}, past
+        ridge = self.ridge * torch.eye(len(gradient), dtype=gradient.dtype, device=gradient.device)
+        target = past["target"] / past["mass"] + self.ridge * self.beginning(gradient)
+        return {**new, "gate": torch.linalg.solve(past["hessian"] / past["mass"] + ridge, target)}, past
 
     def personalize(self, task, shared, personal, data):
         local = {"local": descend(task.risk, shared["model"], data, self.optimizer(lr=self.finetune_lr))}
+        if self.combine == "pool":
+            like = next(iter(shared["model"].values()))
+            return {**local, "shares": log_shares(like.new_zeros(task.classes), data[LOOK_AT_THE_END])}
         if self.combine != "stack":
             return local
         like = next(iter(shared["model"].values()))
@@ -132,6 +159,9 @@ class FlowGate(Algorithm):
         if "local" not in personal:
             return task.apply(shared["model"], x)
         ours, theirs = (task.apply(m, x).log_softmax(-1) for m in (shared["model"], personal["local"]))
+        if self.combine == "pool":
+            logs = columns(ours, theirs, personal["shares"])
+            return pooled(shared["gate"], evidence(ours.exp(), theirs.exp()), logs).log_softmax(-1)
         return mixed(ours, theirs, self.share(shared, personal, ours.exp(), theirs.exp()).unsqueeze(-1))
 
     def share(self, shared, personal, ours, theirs):
@@ -147,6 +177,36 @@ class FlowGate(Algorithm):
 def mixed(ours, theirs, q):
     """The logarithm of q e^ours + (1 - q) e^theirs; exact where q is 0 or 1."""
     return torch.logaddexp(ours + q.log(), theirs + (1 - q).log())
+
+
+# -- the pool: three columns of logarithms per row, weighed by what tells ---------------------------------------------------
+def columns(ours, theirs, shares):
+    """Return what the pool weighs, [rows, classes, 3]: the logarithms of both models' probabilities and of a client's shares."""
+    return torch.stack([ours, theirs, shares.expand(ours.shape)], -1)
+
+
+def pooled(theta, seen, logs):
+    """Return the scores of the classes, [rows, classes]."""
+    return (logs @ (seen @ theta.unflatten(0, (3, NUMBERS)).T).unsqueeze(-1))[..., 0]
+
+
+def pool_statistics(theta, ours, theirs, shares, y, mask):
+    """The gradient and the Hessian of the pool's log loss, summed over rows."""
+    seen, logs = evidence(ours.exp(), theirs.exp()), columns(ours, theirs, shares)
+    p = pooled(theta, seen, logs).softmax(-1).unsqueeze(-1)
+    mean = (p * logs).sum(-2)
+    apart = mean - logs.take_along_dim(y[:, None, None], -2)[:, 0]
+    around = logs - mean.unsqueeze(-2)
+    spread = (p * around).mT @ around  # [rows, 3, 3]
+    gradient = torch.einsum("n,nj,ne->je", mask, apart, seen).flatten()
+    hessian = torch.einsum("n,nij,ne,nf->iejf", mask, spread, seen, seen).flatten(2).flatten(0, 1)
+    return {"gradient": gradient, "hessian": hessian}
+
+
+def log_shares(zeros, data):
+    """The logarithms of a client's shares of the classes, half a row added to each class."""
+    counts = count_labels(zeros, data) + 0.5
+    return counts.log() - counts.sum().log()
 
 
 def evidence(ours, theirs):

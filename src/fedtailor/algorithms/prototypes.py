@@ -22,15 +22,19 @@ def one_hot(classes: int, batch: Mapping[str, Any]) -> Tensor:
     return labels if mask is None else labels * mask.view(*mask.shape, *[1] * (labels.dim() - mask.dim()))
 
 
-def label_counts(task: Task, model: Any, data: Any) -> Tensor:
-    """How many labels of each class there are in the batches of ``data``."""
+def count_labels(start: Tensor, data: Any) -> Tensor:
+    """How many labels of each class there are in the batches of ``data``, added to ``start`` [classes]."""
 
     def add(total: Any, batch: Mapping[str, Any]) -> Any:
-        return {"counts": total["counts"] + one_hot(classes, batch).flatten(0, -2).sum(0).to(total["counts"])}
+        return {"counts": total["counts"] + one_hot(len(start), batch).flatten(0, -2).sum(0).to(start)}
 
+    return scan(add, {"counts": start}, data)["counts"]
+
+
+def label_counts(task: Task, model: Any, data: Any) -> Tensor:
+    """How many labels of each class there are in the batches of ``data``."""
     head = head_weight(task, model)
-    classes = len(head)
-    return scan(add, {"counts": head.new_zeros(classes)}, data)["counts"]
+    return count_labels(head.new_zeros(len(head)), data)
 
 
 def feature_sums(task: Task, model: Any, data: Any) -> dict[str, Tensor]:
