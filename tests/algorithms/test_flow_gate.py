@@ -46,7 +46,7 @@ def test_of_models_that_stand_still_the_gate_is_the_logistic_regression_of_all_c
     """Steps too small to move anything: w is given, v is given, and Newton's steps end at the pooled fit of scikit-learn."""
     fed, ridge = dealt(), 0.02
     trained(ft.FedAvg(lr=0.3), fed, rounds=3, out=tmp_path / "start")
-    method = ft.FlowGate(lr=1e-12, finetune_epochs=5, finetune_lr=0.4, ridge=ridge, memory=0.0)
+    method = ft.FlowGate(lr=1e-12, finetune_epochs=5, finetune_lr=0.4, ridge=ridge, memory=0.0, combine="gate")
     run = trained(method, fed, rounds=12, start=str(tmp_path / "start"), batch_size=None)
     rows, labels = [], []
     for i in range(len(fed)):
@@ -72,7 +72,7 @@ def test_the_models_are_fedavgs_and_those_of_fine_tuning():
 
 
 def test_every_answer_is_that_of_the_model_the_gate_trusts():
-    run = trained(ft.FlowGate(**WORK), dealt())
+    run = trained(ft.FlowGate(**WORK, combine="gate"), dealt())
     x = torch.from_numpy(np.random.default_rng(3).normal(size=(200, 4)))
     ours, theirs = (run.task.apply(m, x).log_softmax(-1) for m in (run.shared["model"], run.personal[0]["local"]))
     to_w = evidence(ours.exp(), theirs.exp()) @ run.shared["gate"] > 0
@@ -136,9 +136,9 @@ def test_a_pool_that_knows_nothing_takes_the_geometric_mean():
 
 
 def test_while_it_warms_up_the_gate_stands_still():
-    run = trained(ft.FlowGate(**WORK, warmup=4), dealt())
+    run = trained(ft.FlowGate(**WORK, warmup=4, combine="gate"), dealt())
     assert not run.shared["gate"].any()
-    assert trained(ft.FlowGate(**WORK, warmup=3), dealt()).shared["gate"].any()
+    assert trained(ft.FlowGate(**WORK, warmup=3, combine="gate"), dealt()).shared["gate"].any()
 
 
 @pytest.mark.parametrize("combine", ["gate", "pool", "stack"])
@@ -148,7 +148,7 @@ def test_it_keeps_the_laws(combine):
 
 
 def test_what_it_cannot_do_is_refused():
-    with pytest.raises(InvalidArgument, match="combine must be one of gate, pool, average, stack"):
+    with pytest.raises(InvalidArgument, match="combine must be one of pool, gate, average, stack"):
         ft.FlowGate(combine="vote")
     with pytest.raises(InvalidArgument, match="chooses between two classifiers"):
         ft.run(ft.FlowGate(), _regression(), rounds=1)

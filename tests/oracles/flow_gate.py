@@ -155,7 +155,7 @@ def told(trial):
     return {**{name: getattr(method, name) for name in names}, "tune_lr": method.finetune_lr, "val": validation()}
 
 
-METHOD = ft.FlowGate(lr=0.2, epochs=2, finetune_epochs=3, finetune_lr=0.5, ridge=0.05, memory=0.8)
+METHOD = ft.FlowGate(lr=0.2, epochs=2, finetune_epochs=3, finetune_lr=0.5, ridge=0.05, memory=0.8, combine="gate")
 SETTINGS = (Setting(None, 4), Setting(4, 3, "size"), Setting(4, 2))
 PROBLEM = replace(BIASED, val=validation, probe=PROBE)
 CASES = (

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedtailor.papers import adapters, chosen, experiments, fair_routing, ledger, results
+from fedtailor.papers import adapters, chosen, experiments, fair_routing, ledger, results, routing_page
 from fedtailor.papers.flow import clients, dilution, instances, variants
 from fedtailor.papers.flow import map as routing_map
 
@@ -73,6 +73,22 @@ def test_the_fair_test_in_small():
     best = by[fair_routing.GATE]["yardstick"]
     assert by[best]["gain"] == 0
     assert all(np.isfinite(claim.number(rows)) for claim in fair_routing.CLAIMS[:4])
+
+
+def test_the_page_of_routing_shows_every_method_of_a_set_and_what_the_gates_gain():
+    def measured(seed):
+        nothing = {"yardstick": "FedAvgFT", "auc": None, "calibration": None}
+        numbers = {"accuracy": 0.5 + seed / 10, "gain": 0.01, "low": -0.02, "high": 0.04}
+        told = {fair_routing.POOL: {"gain": 0.02, "low": 0.01, "high": 0.03}, fair_routing.GATE: {"auc": 0.75}}
+        return [{"method": label, **nothing, **numbers, **told.get(label, {})} for label in fair_routing.METHODS]
+
+    experiment = chosen("flow/instances")["flow/instances"]
+    text = routing_page.page({"flow/instances": (experiment, {0: measured(0), 1: measured(1)}), "flow/map": (experiment, {})})
+    assert routing_page.page({"flow/map": (experiment, {})}) is None
+    assert "pool +2.00 (+1.00 to +3.00), +2.00 (+1.00 to +3.00)" in text
+    gate = next(line for line in text.splitlines() if line.startswith("| FlowGate |"))
+    assert gate == "| FlowGate | 0.5500 | +0.0100 (-0.0200 to +0.0400); +0.0100 (-0.0200 to +0.0400) | 0.7500 | - |"
+    assert sum(line.startswith("| ") for line in text.splitlines()) == 1 + len(fair_routing.METHODS)
 
 
 def test_the_map_finds_the_best_rival_of_every_cell():

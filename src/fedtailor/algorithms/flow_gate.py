@@ -2,34 +2,33 @@
 
 What it does
     w is trained as by FedAvg. Before it predicts, a client fine-tunes a copy v of w, as by FedAvgFT (``finetune_epochs`` or
-    ``finetune_steps``, ``finetune_lr``). A gate, one for all clients, takes the place of Flow's router: logistic regression on
-    nine numbers that tell who is right (``evidence``: both models' largest probabilities, margins and entropies, whether they
-    agree, each one's probability of the other's class), q = P(w is right | exactly one of them is).
-    It is fitted on rows that neither model was trained on, so that q is calibrated: from round ``warmup`` on a client of a round
-    also makes v from w as received, takes its validation rows on which exactly one of the two is right, and sends the gradient
-    and the Hessian of their logistic losses (110 numbers; no row leaves). The server takes Newton's step on the mean over
-    clients plus ridge/2 |theta|^2, whose quadratics it remembers over rounds with weights ``memory``^age.
-    Prediction is that of w where q > 1/2 and of v where q < 1/2, in log-probabilities; ``inference="soft"`` mixes the
+    ``finetune_steps``, ``finetune_lr``). In the place of Flow's router stand weights that all clients share and that read ten
+    numbers of a row (``evidence``): both models' largest probabilities, margins and entropies, whether they agree, each one's
+    probability of the other's class, and a one.
+    ``combine="pool"``: the scores of the classes are z = a log p_w + b log p_v + d log s, where s are the client's own shares of
+    the classes in its training rows, (n_c + 1/2) / (n + K/2), and a, b, d are linear in the ten numbers (30 weights theta). They
+    start at the geometric mean of both models (a = b = 1/2, d = 0) and are fitted to the log loss, which is convex in theta.
+    ``combine="gate"`` chooses: logistic regression on the ten numbers, q = P(w is right | exactly one of them is), fitted on rows
+    where exactly one is. The answer is that of w where q > 1/2 and of v where q < 1/2; ``inference="soft"`` mixes the
     probabilities by q. While the gate knows nothing (no round yet, no validation rows) both are averaged.
-    ``combine="pool"`` weighs in the place of choosing: the scores of the classes are z = a log p_w + b log p_v + d log s, where s
-    are the client's own shares of the classes in its training rows, (n_c + 1/2) / (n + K/2), and a, b, d are linear in the ten
-    numbers of a row (30 weights theta for all clients). They start at the geometric mean of both models (a = b = 1/2, d = 0) and
-    are fitted to the log loss on all validation rows, by the same Newton steps on clients' sums (930 numbers), with ridge/2
-    |theta - start|^2. The loss is convex in theta. s stays with the client.
+    Both are fitted on rows that neither model was trained on: from round ``warmup`` on a client of a round also makes v from w as
+    received, and sends the gradient and the Hessian of the loss on its validation rows (930 numbers, of a gate 110; no row and no
+    share of a class leaves). The server takes Newton's step on the mean over clients plus ridge/2 |theta - start|^2, whose
+    quadratics it remembers over rounds with weights ``memory``^age.
     ``combine="average"`` always averages; ``combine="stack"`` takes a weight of w for each client, of eleven from 0 to 1 that
-    with the least loss on its validation rows. They have the same w and v: yardsticks for the gate.
+    with the least loss on its validation rows. They have the same w and v: yardsticks.
 Reference
-    A variant of FLOW (Panchal et al. 2023), whose router reads the row alone; the gate is ours. Newton's steps on sums of
+    A variant of FLOW (Panchal et al. 2023), whose router reads the row alone; pool and gate are ours. Newton's steps on sums of
     clients' gradients and Hessians: federated iteratively reweighted least squares.
 Differs from the paper
     FLOW's router is a network on the raw row, trained through the mixture on training rows. Here w learns from its own risk on
     all rows, v is fine-tuned on all rows, and the two are told apart by what they answer. FLOW does not know shares of classes.
 Limits
-    The shared model is FedAvg's. With memory = 0, all clients and models that stand still, the gate is the logistic
-    regression of all clients' rows together, with that ridge.
+    The shared model is FedAvg's. With memory = 0, all clients and models that stand still, the weights are those of the least
+    penalised loss of all clients' rows together.
 When to use
-    In classification, where it is not known which of FedAvgFT and averaging is better, and clients have validation rows: at our
-    scale it tied the better of the two on three real sets and was not above it (docs/results/routing.md).
+    In classification, where clients have validation rows, above all where their shares of the classes differ: on EMNIST the pool
+    was above the better of FedAvgFT and averaging, and the gate tied it (docs/results/routing.md).
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class FlowGate(Algorithm):
     finetune_epochs: int | None = param(None, ge=1)  # one epoch if neither is given
     finetune_steps: int | None = param(None, ge=1)
     finetune_lr: float | None = param(None, gt=0)  # lr if not given
-    combine: Literal["gate", "pool", "average", "stack"] = "gate"
+    combine: Literal["pool", "gate", "average", "stack"] = "pool"
     inference: Literal["hard", "soft"] = "hard"
     ridge: float = param(0.01, gt=0)
     memory: float = param(0.98, ge=0, lt=1)

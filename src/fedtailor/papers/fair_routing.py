@@ -77,7 +77,7 @@ def measure(settings: Settings, seed: int) -> list[dict[str, Any]]:
     fed, best, how = load(settings, seed), settings["tuned"], options(settings, seed)
     two, work = best[TUNED], {"epochs": settings["epochs"], "finetune_epochs": settings["tune_epochs"]}
     runs = {
-        GATE: ft.run(ft.FlowGate(**work, **two, warmup=settings["rounds"] // 2), fed, settings["model"], **how),
+        GATE: ft.run(ft.FlowGate(**work, **two, warmup=settings["rounds"] // 2, combine="gate"), fed, settings["model"], **how),
         POOL: ft.run(ft.FlowGate(**work, **two, warmup=settings["rounds"] // 2, combine="pool"), fed, settings["model"], **how),
         STACK: ft.run(ft.FlowGate(**work, **two, combine="stack"), fed, settings["model"], **how),
         KNN: ft.run(ft.KNNPer(epochs=settings["epochs"], lr=two["lr"]), fed, settings["model"], **how),

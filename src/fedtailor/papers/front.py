@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedtailor.papers import ledger, picture
+from fedtailor.papers import ledger, picture, routing_page
 from fedtailor.papers.base import Experiment, Scale
 from fedtailor.papers.results import BySeed, cpu_seconds
 from fedtailor.runs import files
@@ -40,8 +40,11 @@ def times(out: Path, names: Sequence[str], scale: Scale, seeds: int) -> dict[str
 
 
 def write(folder: Path, sections: Sections, scale: Scale, took: Mapping[str, float] | None = None) -> list[Path]:
-    """Write papers.md, papers/PAPER-EXPERIMENT.svg and results/papers.md to a folder and return where they are."""
-    contents = {folder / "papers.md": page(sections), folder / "results" / "papers.md": ledger.page(sections, scale, took)}
+    """Write papers.md, papers/PAPER-EXPERIMENT.svg and results/papers.md, results/routing.md; return where they are."""
+    results = folder / "results"
+    contents = {folder / "papers.md": page(sections), results / "papers.md": ledger.page(sections, scale, took)}
+    if scale == "laptop" and (routing := routing_page.page(sections)):
+        contents[results / "routing.md"] = routing
     for name, (experiment, by_seed) in sections.items():
         if by_seed:
             contents[folder / thumbnail(name)] = picture.thumbnail(experiment, by_seed)
