@@ -12,7 +12,7 @@ What it does
     where exactly one is. The answer is that of w where q > 1/2 and of v where q < 1/2; ``inference="soft"`` mixes the
     probabilities by q. While the gate knows nothing (no round yet, no validation rows) both are averaged.
     Both are fitted on rows that neither model was trained on: from round ``warmup`` on a client of a round also makes v from w as
-    received, and sends the gradient and the Hessian of the loss on its validation rows (930 numbers, of a gate 110; no row and no
+    received, and sends the gradient and the Hessian of the loss on its validation rows (495 numbers, of a gate 65; no row and no
     share of a class leaves). The server takes Newton's step on the mean over clients plus ridge/2 |theta - start|^2, whose
     quadratics it remembers over rounds with weights ``memory``^age.
     ``combine="average"`` always averages; ``combine="stack"`` takes a weight of w for each client, of eleven from 0 to 1 that
@@ -105,7 +105,7 @@ class FlowGate(Algorithm):
     def statistics(self, task, shared, data, rnd):
         """The gradient and the Hessian of the gate's losses on validation rows, at the weights received."""
         theta = shared["gate"]
-        nothing = {"gradient": torch.zeros_like(theta), "hessian": torch.zeros_like(theta[:, None] * theta)}
+        nothing = {"gradient": torch.zeros_like(theta), "hessian": half(torch.zeros_like(theta[:, None] * theta))}
         if rnd.number < self.warmup or "val" not in data:
             return nothing
         local = descend(task.risk, shared["model"], data["local"], self.optimizer(rnd, self.finetune_lr))
@@ -122,7 +122,7 @@ class FlowGate(Algorithm):
         seen, weight = evidence(ours, theirs), mask * (w_right != v_right)
         q = (seen @ theta).sigmoid()
         gradient = seen.T @ (weight * (q - w_right.to(q)))
-        return {"gradient": gradient, "hessian": seen.T @ (seen * (weight * q * (1 - q)).unsqueeze(-1))}
+        return {"gradient": gradient, "hessian": half(seen.T @ (seen * (weight * q * (1 - q)).unsqueeze(-1)))}
 
     def server_update(self, task, shared, server, upload, rnd):
         new = {"model": tree.move(shared["model"], upload["delta"], self.server_lr)}
@@ -130,7 +130,7 @@ class FlowGate(Algorithm):
             return new, server
         if rnd.number < self.warmup:
             return {**new, "gate": shared["gate"]}, server
-        gradient, hessian = upload["gate"]["gradient"], upload["gate"]["hessian"]
+        gradient, hessian = upload["gate"]["gradient"], whole(upload["gate"]["hessian"], len(shared["gate"]))
         now = {"hessian": hessian, "target": hessian @ shared["gate"] - gradient, "mass": torch.ones_like(server["mass"])}
         past = {name: self.memory * server[name] + now[name] for name in now}
         ridge = self.ridge * torch.eye(len(gradient), dtype=gradient.dtype, device=gradient.device)
@@ -199,13 +199,27 @@ def pool_statistics(theta, ours, theirs, shares, y, mask):
     spread = (p * around).mT @ around  # [rows, 3, 3]
     gradient = torch.einsum("n,nj,ne->je", mask, apart, seen).flatten()
     hessian = torch.einsum("n,nij,ne,nf->iejf", mask, spread, seen, seen).flatten(2).flatten(0, 1)
-    return {"gradient": gradient, "hessian": hessian}
+    return {"gradient": gradient, "hessian": half(hessian)}
 
 
 def log_shares(zeros, data):
     """The logarithms of a client's shares of the classes, half a row added to each class."""
     counts = count_labels(zeros, data) + 0.5
     return counts.log() - counts.sum().log()
+
+
+def half(matrix):
+    """Return a symmetric matrix's upper half, which is what travels."""
+    return matrix[tuple(torch.triu_indices(*matrix.shape, device=matrix.device))]
+
+
+def whole(upper, size):
+    """Return the symmetric matrix of an upper half."""
+    rows, columns = torch.triu_indices(size, size, device=upper.device)
+    matrix = upper.new_zeros(size, size)
+    matrix[rows, columns] = upper
+    matrix[columns, rows] = upper
+    return matrix
 
 
 def evidence(ours, theirs):
