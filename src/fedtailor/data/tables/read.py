@@ -121,6 +121,8 @@ def _parse(path: Path, sep: str, as_text: Collection[str]) -> pd.DataFrame:
             # as objects: a text dtype would copy every cell once more
             options["dtype"] = {name: object for name in as_text if not head[name].str.fullmatch(DECIMAL, na=False).any()}
         try:
+            if path.suffix.lower() != ".gz":  # given a path, pandas reads large files in threads
+                return pd.read_csv(path.absolute(), **options)
             with open_unpacked(path) as file:
                 return pd.read_csv(file, **options)
         except pd.errors.DtypeWarning:
