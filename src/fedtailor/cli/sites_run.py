@@ -52,6 +52,8 @@ def train(
             for record in rounds[seen:]:
                 show(record)
             seen = max(seen, len(rounds))
+    if state == f"{ENDED}:stopped":
+        raise TooFewSites(f"the run was stopped; go on with: fedtailor sites start {network.folder} --resume")
     if state != f"{ENDED}:completed":
         raise TooFewSites(why_failed(out) or f"the run ended as {state}; read {network.folder / 'server' / 'superlink.log'}")
     return json.loads((out / SUMMARY).read_text()) if (out / SUMMARY).exists() else {}  # an exchange of summaries has none
