@@ -165,14 +165,13 @@ def main() -> None:
             rows = Path(folder) / f"{case}.npz"
             np.savez(rows, **makers[case]())
             found = keep("peers", case, {"goes": asked.goes, "medians": race(case, rows, asked.goes)})
-    if set(found) >= set(CASES):
-        PAGE.write_text(page(found))
+    PAGE.write_text(page(found))
 
 
 def page(found: dict[str, Any]) -> str:
     """Return the results in Markdown."""
-    sections = [section(case, found[case]["medians"]) for case in CASES]
-    head = HEAD.format(goes=", ".join(str(found[case]["goes"]) for case in CASES))
+    sections = [section(case, found[case]["medians"]) if case in found else f"Not measured yet: {CASES[case]}." for case in CASES]
+    head = HEAD.format(goes=", ".join(str(found[case]["goes"]) for case in CASES if case in found))
     return "\n".join([head, *("\n".join([part, ""]) for part in sections)]) + TAIL.format(
         machine=platform.machine(), cores=os.cpu_count()
     )

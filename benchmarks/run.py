@@ -51,6 +51,9 @@ PARTS: dict[str, Callable[[], Iterable[dict[str, Any]]]] = {
 
 def page(parts: dict[str, Any]) -> str:
     lines = [line(row) for part in PARTS for row in parts.get(part, [])]
+    missing = [part for part in PARTS if part not in parts]
+    if missing:
+        lines.append(f"\nNot measured yet: {', '.join(missing)}.")
     machine = f"\nMachine: {platform.machine()}, {os.cpu_count()} cores, one thread where not said, torch {torch.__version__}.\n"
     return HEAD + "\n".join(lines) + "\n" + machine
 
