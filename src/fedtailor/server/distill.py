@@ -116,16 +116,18 @@ def distill(
 
 
 def _lesson(
-    task: Task, moving: Sequence[str], temperature: float, model: dict[str, Tensor], batch: Mapping[str, Tensor]
-) -> dict[str, Tensor | None]:
+    task: Task, moving: Sequence[str], temperature: float, model: Mapping[str, Tensor], batch: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """Return the gradient, in the parameters that move, of the mean gap between a student's answers and the targets."""
     x, y = batch["x"], batch["y"]
 
-    def learn(rows: Tensor, target: Tensor) -> Callable[[Apply], Sequence[Tensor | None]]:
-        def job(apply: Apply) -> Sequence[Tensor | None]:
+    def learn(rows: Tensor, target: Tensor) -> Callable[[Apply], Sequence[Tensor]]:
+        def job(apply: Apply) -> Sequence[Tensor]:
             free = {name: model[name].detach().requires_grad_() for name in moving}
             gap = task.kind.gap(apply({**model, **free}, in_fast_layout(task, rows)), target, temperature)
-            return torch.autograd.grad(gap.mean() * (len(rows) / len(x)), list(free.values()), allow_unused=True)
+            return torch.autograd.grad(
+                gap.mean() * (len(rows) / len(x)), list(free.values()), allow_unused=True, materialize_grads=True
+            )
 
         return job
 
@@ -134,7 +136,7 @@ def _lesson(
     first, *others = at_once(task, [learn(*part) for part in parts], x)
     grads = dict(zip(moving, first, strict=True))
     for other in others:
-        grads = {name: g if h is None else g + h for (name, g), h in zip(grads.items(), other, strict=True)}
+        grads = {name: grad + more for (name, grad), more in zip(grads.items(), other, strict=True)}
     return grads
 
 
