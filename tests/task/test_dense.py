@@ -37,6 +37,20 @@ def stacked(task: Task, loss: str = "cross_entropy") -> tuple[dict[str, torch.Te
     return models, {"x": x, "y": y if loss == "cross_entropy" else y.double()}
 
 
+@pytest.mark.parametrize("rows", [9, 16, 17])
+def test_a_clients_gradient_has_the_same_bits_alone_and_beside_a_longer_client(rows):
+    """Beside one with more rows it is padded and masked; the padding adds zeros, and its rows are averaged alike."""
+    learner = Task.from_module(NETWORKS["flattened"]())
+    draw = torch.Generator().manual_seed(2)
+    models = {k: torch.randn(2, *v.shape, generator=draw) for k, v in learner.init().items()}
+    x, y = torch.randn(2, rows, WIDTH, generator=draw), torch.randint(OUTPUTS, (2, rows), generator=draw)
+    shorter = torch.ones(2, rows)
+    shorter[0, -1] = 0
+    both = learner.layered.gradient(models, {"x": x, "y": y, "mask": shorter})
+    alone = learner.layered.gradient({k: v[1:] for k, v in models.items()}, {"x": x[1:], "y": y[1:]})
+    assert all(torch.equal(both[k][1:], alone[k]) for k in alone)
+
+
 @pytest.mark.parametrize("more", ["all rows", "mask", "weight"])
 @pytest.mark.parametrize("loss", ["cross_entropy", "mse", "bce"])
 @pytest.mark.parametrize("name", NETWORKS)

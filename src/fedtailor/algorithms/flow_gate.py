@@ -37,6 +37,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 
 from fedtailor import tree
 from fedtailor.algorithms.base import Algorithm, Limit, amount, param
@@ -209,17 +210,14 @@ def log_shares(zeros, data):
 
 
 def half(matrix):
-    """Return a symmetric matrix's upper half, which is what travels."""
-    return matrix[tuple(torch.triu_indices(*matrix.shape, device=matrix.device))]
+    """Return a symmetric matrix's upper half, row after row, which is what travels."""
+    return torch.cat([row[i:] for i, row in enumerate(matrix)])
 
 
 def whole(upper, size):
     """Return the symmetric matrix of an upper half."""
-    rows, columns = torch.triu_indices(size, size, device=upper.device)
-    matrix = upper.new_zeros(size, size)
-    matrix[rows, columns] = upper
-    matrix[columns, rows] = upper
-    return matrix
+    above = torch.stack([F.pad(row, (size - len(row), 0)) for row in upper.split([size - i for i in range(size)])])
+    return above + above.triu(1).T
 
 
 def evidence(ours, theirs):

@@ -30,7 +30,7 @@ def mean_slopes(residual: Tensor, batch: Batch) -> Tensor:
     """Turn the slopes of rows' losses [.., B, outputs] into those of their mean over a batch, in place."""
     mask = weights_of(batch)
     if mask is None:
-        residual /= residual.shape[-2]
+        residual *= 1 / residual.shape[-2]  # as with a mask, to the last bit
     else:
         least = SMALLEST if "weight" in batch else 1
         residual *= (mask / mask.sum(-1, keepdim=True).clamp(min=least)).unsqueeze(-1)
