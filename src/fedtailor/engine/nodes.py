@@ -59,6 +59,8 @@ def connect(options: Options) -> Iterator[Session]:
         if options.address is not None:
             del quiet["include_dashboard"]
             quiet["address"] = options.address
+            if os.environ.get("RAY_ADDRESS") == "local":  # what a simulation by Flower in this process asked for
+                del os.environ["RAY_ADDRESS"]
         else:
             quiet |= {"address": "local", "num_cpus": options.workers or cores()}
         try:

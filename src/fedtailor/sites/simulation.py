@@ -34,7 +34,8 @@ from fedtailor.sites.wire import Parcel, round_facts, round_of
 
 RUN = "run"
 PARTS = ("test", "val")
-QUIET_RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+# a cluster of its own: Ray else joins one that is named in a file of this machine, though it may have died
+QUIET_RAY = {"RAY_ADDRESS": "local", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 PATIENCE = 86_400.0  # seconds for one exchange: a simulated client may take its time
 
 
